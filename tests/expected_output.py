@@ -25,7 +25,7 @@ from ddpdoctor.engine.examination import Examination, examine
 from ddpdoctor.hang.render import hang_document
 from ddpdoctor.logs.diagnosis import LogJudgement, judge_log
 from ddpdoctor.logs.match.wanted_signs import vocabulary
-from ddpdoctor.logs.parse.reading import read_logs
+from ddpdoctor.logs.reading import read_logs
 from ddpdoctor.logs.render import log_document
 from ddpdoctor.logs.render_words import judged_as
 from ddpdoctor.report.check_results import result_sections

@@ -11,6 +11,7 @@ python -m tests.log_corpus                        every log: right or wrong, the
 python -m tests.log_corpus shm-too-small FILE     only these: slugs, and paths of logs of the corpus or of any others
 python -m tests.log_corpus --wrong                only those that are judged wrong, and the rates
 python -m tests.log_corpus --markdown             the page's paragraph
+python -m tests.log_corpus --rules                of each rule of the analysis how many answers change without it
 """
 
 from __future__ import annotations
@@ -28,6 +29,11 @@ import msgspec
 
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.log import Log, SignMatch
+from ddpdoctor.logs.analyze.failures import EXPLANATIONS
+from ddpdoctor.logs.analyze.false_positives import REFUTATIONS
+from ddpdoctor.logs.analyze.order import WEIGHTS
+from ddpdoctor.logs.analyze.rank_attribution import ATTRIBUTIONS
+from ddpdoctor.logs.analyze.rules import IGNORED, LogRule
 from ddpdoctor.logs.analyze.verdict import TOPICS, LogVerdict, RunOutcome, verdict_of
 from ddpdoctor.logs.match.wanted_signs import vocabulary
 from tests.log_sign_files import use_files
@@ -38,6 +44,8 @@ CASES = "cases.toml"
 WIDTH = 128
 """Columns of the page."""
 
+RULES = (*REFUTATIONS, *EXPLANATIONS, *WEIGHTS, *ATTRIBUTIONS)
+"""Of the analysis, in the order in which they are asked."""
 OUTCOMES = {catalogue().slug_for(topic): outcome for outcome, topic in TOPICS.items()}
 """Folders that are named after an outcome, and no illness."""
 
@@ -148,7 +156,7 @@ def text_of(path: Path) -> str:
 @cache
 def log_of(path: Path) -> Log:
     """What is read of it."""
-    from ddpdoctor.logs.parse.reading import read_logs
+    from ddpdoctor.logs.reading import read_logs
 
     return read_logs([str(path)], stdin=io.BytesIO(), vocabulary=vocabulary(catalogue()))
 
@@ -259,6 +267,32 @@ def markdown(sums: Rates) -> str:
     return "\n".join([*textwrap.wrap(paragraph, WIDTH, break_on_hyphens=False), "", *table])
 
 
+def answer(verdict: LogVerdict) -> tuple[object, ...]:
+    """What a verdict comes to: the outcome, what is named, and who failed first."""
+    lead = verdict.lead
+    who = lead and (lead.number, lead.rank, lead.host)
+    return verdict.outcome, [(one.slug, one.sure) for one in verdict.suspects], [one.slug for one in verdict.also], who
+
+
+def changed_without(rule: LogRule, every: Sequence[Judged]) -> list[Judged]:
+    """The logs whose answer is another one where that rule is left out."""
+    IGNORED.add(rule.name)
+    try:
+        return [one for one in every if answer(judged(one.of).verdict) != answer(one.verdict)]
+    finally:
+        IGNORED.discard(rule.name)
+
+
+def ruled(every: Sequence[Judged]) -> list[str]:
+    """A line on each rule: how many answers change without it, and of which log the first one."""
+    found = []
+    for rule in RULES:
+        changed = changed_without(rule, every)
+        first = changed[0].of.name if changed else ""
+        found.append(f"{len(changed):4}  {rule.name:24} {rule.effect:10} {rule.taught_by or first}")
+    return found
+
+
 def figures() -> str:
     """The page's paragraph and table on the corpus as it is."""
     return markdown(rates(judged(one) for one in corpus()))
@@ -270,12 +304,18 @@ def main() -> int:
     )
     parser.add_argument("only", nargs="*", metavar="SLUG|FILE", help="only these")
     parser.add_argument("--wrong", action="store_true", help="only those that are judged wrong, and the rates")
+    parser.add_argument(
+        "--rules", action="store_true", help="how many answers change without each rule of the analysis"
+    )
     parser.add_argument("--markdown", action="store_true", help="the page's paragraph")
     wishes = parser.parse_args()
     use_files()
     every = [judged(one) for one in _chosen(wishes.only)]
     if wishes.markdown:
         print(markdown(rates(every)))
+        return 0
+    if wishes.rules:
+        print("\n".join(ruled(every)))
         return 0
     for one in every:
         lines = told(one)

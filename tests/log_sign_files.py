@@ -12,6 +12,7 @@ from ddpdoctor.base.log_signs import LogSign
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.engine.sign_files import SignFileError, parse_sign_tables, parse_signs
 from ddpdoctor.knowledge import xids
+from tests.support import cuda_oom
 from tests.support.number_patterns import more_behind
 
 CHECKS: Final = Path(__file__).parent.parent / "checks"
@@ -24,10 +25,11 @@ COMPUTED_PARTS: Final = {
         name: "|".join(map(str, getattr(xids, name)))
         for name in ("BUS_XIDS", "ECC_XIDS", "NVLINK_XIDS", "FAULTS", "PROGRAMS", "FOLLOWING")
     },
+    **{name: getattr(cuda_oom, name) for name in ("SURELY_BY_OTHERS", "OWN_DOING", "BY_NOBODY")},
     "MORE_JOINED": more_behind(_JOINED),
     "MORE_JOINED_AS_GROUP_3": more_behind(_JOINED, group=3),
 }
-"""Parts of patterns that no hand would write: lists of the Xids of a table, and the comparison of two numbers."""
+"""Parts of patterns that no hand would write: lists of the Xids of a table, shares of a GPU's memory, and the comparison of two numbers."""
 
 
 def read_all(folder: Path = CHECKS) -> dict[str, tuple[LogSign, ...]]:
@@ -39,7 +41,7 @@ def read_all(folder: Path = CHECKS) -> dict[str, tuple[LogSign, ...]]:
     shared_file = folder / SHARED.name
     shared = parse_sign_tables(shared_file.read_text(encoding="utf-8"), shared_file.name, COMPUTED_PARTS)
     signs: dict[str, tuple[LogSign, ...]] = {}
-    for path in sorted(folder.glob("*/*.signs.toml")):
+    for path in sorted((*folder.glob("healthy_runs.signs.toml"), *folder.glob("*/*.signs.toml"))):
         name = path.relative_to(folder.parent).as_posix()
         found = parse_signs(path.read_text(encoding="utf-8"), name, shared, COMPUTED_PARTS)
         twice = sorted(signs.keys() & found.keys())

@@ -6,8 +6,11 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from shlex import quote
+from typing import Final
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.lazy_patterns import compile_lazily
+from ddpdoctor.base.log_signs import SignRole
 from ddpdoctor.base.text import dotted, listed
 from ddpdoctor.base.unknown import Maybe, Unknown, known, known_or
 from ddpdoctor.checks.log_check import log_check
@@ -15,7 +18,7 @@ from ddpdoctor.checks.torch.extensions import cudart_major, other_python, unreso
 from ddpdoctor.engine.log_traits import Particulars
 from ddpdoctor.engine.registry import LogTraits, check, required, requires
 from ddpdoctor.facts.extensions import Apex, Extensions, SharedObject
-from ddpdoctor.facts.log import Log, SignMatch
+from ddpdoctor.facts.log import Log, LoggedException, SignMatch
 from ddpdoctor.facts.snapshot import Environment, Gpus, TargetPython, Torch
 from ddpdoctor.facts.toolchain import Nvcc, Toolchain
 from ddpdoctor.facts.visible import needs_certain_order, visible_gpus
@@ -24,7 +27,7 @@ from ddpdoctor.knowledge.cuda_stack import needs_cuda_build
 from ddpdoctor.knowledge.evidence import told, torch_version
 from ddpdoctor.knowledge.installing import uninstall
 from ddpdoctor.knowledge.nvidia import NO_GPU, called, compute_capability, without
-from ddpdoctor.logs.analyze.false_positives import builds_tried_again
+from ddpdoctor.logs.analyze.false_positives import may_be_of_one, trains_behind
 from ddpdoctor.logs.analyze.sightings import lines, where, word
 
 USES = {
@@ -291,7 +294,34 @@ def apex_arch_missing(
     )
 
 
-@check("apex-build-isolation", severity=INFO, log=LogTraits(recovered=builds_tried_again))
+_UNPACKED: Final = compile_lazily(r"/pip-install-[^/]+/([\w.-]+?)(?:-[0-9a-f]{16,})?/")
+
+
+def _builds_tried_again(build: Sequence[SignMatch], log: Log) -> list[LoggedException]:
+    """List what builds without torch raised, of a package that was then installed, by another try, or that a training
+    did without. build: signs of such builds, and of what was installed."""
+    done = [match for match in build if match.sign == "Successfully installed "]
+    lines = {match.line.order for match in build if match.role is not SignRole.NOISE}
+    failed = [raised for raised in log.raised if raised.line.order in lines]
+    return [
+        raised
+        for raised in failed
+        if trains_behind(raised.line, log) or any(_is_of_package(raised, match) for match in done)
+    ]
+
+
+def _is_of_package(raised: LoggedException, done: SignMatch) -> bool:
+    """Whether the exception is of a package that was installed: pip's folder of it is called after it."""
+    installed = {_plain(package.rpartition("-")[0]) for package in done.words.get("packages", "").split()}
+    folders = {found[1] for frame in raised.frames if (found := _UNPACKED.search(_plain(frame.path)))}
+    return may_be_of_one(raised.line, done.line) and done.line.order > raised.line.order and bool(installed & folders)
+
+
+def _plain(text: str) -> str:
+    return text.lower().replace("_", "-")
+
+
+@check("apex-build-isolation", severity=INFO, log=LogTraits(recovered=_builds_tried_again))
 def apex_build_isolation(
     toolchain: Toolchain, extensions: Extensions, target_python: TargetPython, torch: Torch
 ) -> Iterator[Finding]:

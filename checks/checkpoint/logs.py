@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddpdoctor.base.findings import FAIL, Finding, Fix
+from ddpdoctor.checks.checkpoint.key_lists import holder
 from ddpdoctor.checks.log_check import log_check
 from ddpdoctor.facts.log import Log, SignMatch
-from ddpdoctor.logs.analyze.key_lists import holder
 from ddpdoctor.logs.analyze.sightings import word
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 from shlex import quote
+from typing import Final
 
 import msgspec
 
@@ -13,6 +14,7 @@ from ddpdoctor.base.text import listed, plural
 from ddpdoctor.checkpoints.finding_words import RANDOM_NUMBERS, paths, readable, seen, subject
 from ddpdoctor.checkpoints.model_wrappers import WRITERS, prefix_parts, writers
 from ddpdoctor.checks.checkpoint.contents import all_read
+from ddpdoctor.checks.checkpoint.key_lists import with_lists_compared
 from ddpdoctor.engine.log_traits import Particulars
 from ddpdoctor.engine.registry import LogTraits, check
 from ddpdoctor.facts.checkpoints import PICKLE, CheckpointFile, Checkpoints, KeyPrefix, RankFiles
@@ -20,7 +22,6 @@ from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.knowledge.launchers import current_launch, several_nodes
-from ddpdoctor.logs.analyze.key_lists import with_lists_compared
 from ddpdoctor.logs.analyze.sightings import word
 
 
@@ -150,7 +151,19 @@ def planned_world(plan: Plan, environment: Environment) -> World:
     return World(plan.nproc, plan.source, several_nodes(environment) == "")
 
 
-@check("ckpt-world-size-mismatch", severity=WARN)
+_PART: Final = "part"
+"""The word of a sign that is the number in a file's name."""
+
+
+def _lacks_no_part_of_its_own(match: SignMatch, log: Log) -> bool:
+    """Whether it is another rank's file, or rank 0 lacks its own, too: then the folder isn't there."""
+    if _PART not in match.words:
+        return False
+    of_rank_0 = any(not other.quoted and int(other.words.get(_PART, 1)) == 0 for other in log.sightings)
+    return of_rank_0 or match.line.rank not in (None, int(match.words[_PART]))
+
+
+@check("ckpt-world-size-mismatch", severity=WARN, log=LogTraits(refuted=_lacks_no_part_of_its_own))
 def ckpt_world_size_mismatch(checkpoints: Checkpoints, environment: Environment, plan: Plan) -> Iterator[Finding]:
     """A checkpoint of which every rank wrote a part is of another number of ranks, or lacks some of them.
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.checks.log_check import log_check
-from ddpdoctor.engine.registry import SignRole
+from ddpdoctor.engine.registry import LogTraits, SignRole
 from ddpdoctor.facts.log import Log, SignMatch
+from ddpdoctor.logs.analyze.false_positives import trains_behind
 from ddpdoctor.logs.analyze.sightings import word
 
 
@@ -68,7 +71,17 @@ def user_label_out_of_range(log: Log, seen: Sequence[SignMatch]) -> Finding:
     return Finding.of(summary, fixes)
 
 
-@log_check("nan-loss", severity=WARN, of_rank=True)
+_SCALE: Final = compile_lazily(r"to (\d[\d.e-]*)$")
+_COLLAPSED: Final = 0.1
+
+
+def _scale_settles(one: SignMatch, log: Log) -> bool:
+    """Whether, behind a loss scale that fell below 1, steps go on whose loss is a number: where the loss is a sum, that is how it goes."""
+    scale = _SCALE.search(one.words.get("scale", ""))
+    return scale is not None and float(scale[1]) >= _COLLAPSED and trains_behind(one.line, log)
+
+
+@log_check("nan-loss", severity=WARN, of_rank=True, log=LogTraits(refuted=_scale_settles))
 def nan_loss(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """The loss became NaN.
 

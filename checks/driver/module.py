@@ -11,7 +11,8 @@ from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.checks.shared_fixes import distribution_of, install_package, is_debian
-from ddpdoctor.engine.registry import check, requires
+from ddpdoctor.engine.registry import LogTraits, check, requires
+from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.facts.pci import Pci, PciDevice
 from ddpdoctor.facts.snapshot import Container, Driver, KernelLog, Machine, Torch
 from ddpdoctor.knowledge.evidence import kernel_module, libcuda, told
@@ -25,6 +26,7 @@ from ddpdoctor.knowledge.nvidia import (
     is_compat,
 )
 from ddpdoctor.knowledge.privileges import by_root
+from ddpdoctor.logs.analyze.false_positives import may_be_of_one
 
 SECURE_BOOT = compile_lazily(r"Loading of .*module.* is rejected|Lockdown: .*module")
 
@@ -86,7 +88,18 @@ def no_nvidia_driver(pci: Pci, driver: Driver, machine: Machine, container: Cont
         )
 
 
-@check("nvidia-module-not-loaded", severity=FAIL)
+def _is_built_for_it(one: SignMatch, log: Log) -> bool:
+    """Whether the kernel for which dkms has built the driver is the one that runs: then its files are missing here, as in a container."""
+    kernel = one.words.get("kernel", "")
+    missed = [
+        match.line
+        for match in log.sightings
+        if match.sign == "modprobe: FATAL: Module nvidia not found in directory" and may_be_of_one(match.line, one.line)
+    ]
+    return one.sign == ": installed" and any(line.text.rstrip().endswith(f"/{kernel}") for line in missed)
+
+
+@check("nvidia-module-not-loaded", severity=FAIL, log=LogTraits(refuted=_is_built_for_it))
 def nvidia_module_not_loaded(
     pci: Pci, driver: Driver, machine: Machine, container: Container, kernel_log: Maybe[KernelLog]
 ) -> Iterator[Finding]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import listed, plural, ranks_named
@@ -18,8 +19,8 @@ from ddpdoctor.facts.snapshot import Environment, Gpus, Smoke, Torch
 from ddpdoctor.facts.visible import VisibleGpu, selector, visible_gpus
 from ddpdoctor.knowledge.evidence import planned
 from ddpdoctor.knowledge.gpu_assignment import on_the_cpu, on_the_gpus, one_gpu_each, one_gpu_for_all
-from ddpdoctor.logs.analyze.false_positives import names_another_refusal
 from ddpdoctor.logs.analyze.sightings import said
+from ddpdoctor.logs.exceptions import LAST_ERROR
 from ddpdoctor.processes.gpu_holders import (
     HeldGpu,
     SharedGpu,
@@ -49,10 +50,31 @@ def _on_slices(seen: Sequence[SignMatch], log: Log) -> Particulars:
     )  # fmt: skip
 
 
+_INVALID_USAGE: Final = "ncclInvalidUsage: "
+"""How the words of torch's begin that two ranks on one GPU may be behind."""
+DUPLICATE_GPU: Final = "Duplicate GPU"
+LINES_TO_NCCLS_WORD: Final = 2
+"""Lines to NCCL's own word."""
+
+
+def _names_another_refusal(refused: SignMatch, log: Log) -> bool:
+    """Whether a sign that guesses at two ranks on one GPU has NCCL's last error right below, and that is something else."""
+    if (
+        not refused.sign.startswith(_INVALID_USAGE)
+        or len(refused.after) < LINES_TO_NCCLS_WORD
+        or refused.after[0].text.strip() != LAST_ERROR
+    ):
+        return False
+    told = refused.after[1]
+    # Where lines bear no rank, the next one but one is another's, if NCCL's own word is empty.
+    right_below = refused.line.rank is not None or told.number - refused.line.number == LINES_TO_NCCLS_WORD
+    return right_below and bool(told.text.strip()) and DUPLICATE_GPU not in told.text
+
+
 @check(
     "duplicate-gpu",
     severity=FAIL,
-    log=LogTraits(refuted=names_another_refusal, particulars=_on_slices),
+    log=LogTraits(refuted=_names_another_refusal, particulars=_on_slices),
     stands_for=(Oddity.SHARED_GPU, Oddity.OTHER_GPU),
     judges=(Subject.RUNNING_JOB, Subject.TRAINING_PLAN),
 )

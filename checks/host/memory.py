@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from signal import Signals
+from typing import Final
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.lazy_patterns import compile_lazily
@@ -15,13 +16,13 @@ from ddpdoctor.checks.shared_fixes import runtime_of
 from ddpdoctor.engine.registry import LogTraits, check, leave_untested
 from ddpdoctor.facts.environment import value_of
 from ddpdoctor.facts.kernel_log import KernelLog
-from ddpdoctor.facts.log import Log, SignMatch
+from ddpdoctor.facts.log import Log, LoggedException, SignMatch
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Cgroup, Container, Environment, Gpus, Machine
 from ddpdoctor.knowledge.evidence import planned, told
 from ddpdoctor.knowledge.log_topics import LogTopic
-from ddpdoctor.logs.analyze.false_positives import is_end_told
 from ddpdoctor.logs.analyze.sightings import word
+from ddpdoctor.logs.exceptions import with_slashes
 
 CUDA_FLOOR, CUDA_WANTED = GIB, 3 * GIB
 """Host memory a rank: torch with its CUDA libraries and a context take about 1 GiB before anything is trained; pinned
@@ -192,7 +193,29 @@ HANDING_OVER = (RESET, REFUSED, "FileNotFoundError: [Errno 2]", "EOFError")
 """Signs of a rank that fetches a batch from a worker that is gone."""
 
 
-@log_check("dataloader-worker-killed", severity=FAIL, of_rank=True, log=LogTraits(refuted=is_end_told))
+MAX_LINES_TO_PARENT: Final = 400
+"""Lines from a worker's traceback to its parent's word on its end; several workers may write theirs between."""
+
+
+def _is_end_told(seen: SignMatch, log: Log) -> bool:
+    """Whether it is the end of a worker that no signal ended, and that raised something as it was started."""
+    started = [
+        raised for raised in log.raised if any(_spawns_worker(frame.path, frame.function) for frame in raised.frames)
+    ]
+    return any(_explains_end(raised, seen) for raised in started)
+
+
+def _spawns_worker(path: str, function: str) -> bool:
+    return function == "spawn_main" and with_slashes(path).endswith("multiprocessing/spawn.py")
+
+
+def _explains_end(raised: LoggedException, seen: SignMatch) -> bool:
+    if seen.words.get("signal") or raised.line.file != seen.line.file:
+        return False
+    return 0 < seen.line.number - raised.line.number <= MAX_LINES_TO_PARENT
+
+
+@log_check("dataloader-worker-killed", severity=FAIL, of_rank=True, log=LogTraits(refuted=_is_end_told))
 def dataloader_worker_killed(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """A DataLoader's worker process died.
 

@@ -9,7 +9,7 @@ from ddpdoctor.base.findings import FAIL, Finding, Fix
 from ddpdoctor.checks.log_check import log_check
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.knowledge.frameworks import ACCELERATE
-from ddpdoctor.logs.analyze.launcher_options import launcher_of_log
+from ddpdoctor.knowledge.launcher_options import launcher_of_log
 from ddpdoctor.logs.analyze.sightings import word
 
 

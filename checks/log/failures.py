@@ -9,14 +9,12 @@ from typing import Final
 
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
 from ddpdoctor.base.lazy_patterns import compile_lazily
+from ddpdoctor.base.log_signs import SignRole
 from ddpdoctor.base.text import LONGEST_QUOTE, clip, ranks_named, signal_name
 from ddpdoctor.engine.registry import Catalogue, LogTraits, check, requires
 from ddpdoctor.facts.log import Log, LogFrame, LoggedException, LogLine, SignMatch
 from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.logs.analyze.endings import signal_of
-from ddpdoctor.logs.analyze.exceptions import is_alike, short_name
-from ddpdoctor.logs.analyze.failures import stream
-from ddpdoctor.logs.analyze.false_positives import without_aborts_that_follow
 from ddpdoctor.logs.analyze.script_errors import (
     PROGRAM_FAILED_CAUSE,
     SERVER_UNREACHED_CAUSE,
@@ -28,6 +26,7 @@ from ddpdoctor.logs.analyze.script_errors import (
 )
 from ddpdoctor.logs.analyze.sightings import NO_LOG, lines, own_line, sightings, where
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
+from ddpdoctor.logs.exceptions import is_alike, short_name
 
 THREAD: Final = "Current thread 0x"
 OPENMP: Final = "OMP: Error #15: "
@@ -190,7 +189,7 @@ def _ended_as(log: Log, raised: LoggedException) -> LoggedException | None:
     """The last exception of the chain that one began."""
     last = raised
     for exception in log.raised:
-        if last.chained and stream(exception.line) == stream(last.line) and exception.line.order > last.line.order:
+        if last.chained and exception.line.stream == last.line.stream and exception.line.order > last.line.order:
             last = exception
     return None if last is raised else last
 
@@ -228,11 +227,53 @@ def _where_to_look(own: LogFrame | None) -> Fix:
     return Fix(f"Look at {own.path}, line {own.line}{code}")
 
 
+ABORTED: Final = "Aborted"
+SIGABRT: Final = "SIGABRT"
+WATCHDOG: Final = "watchdog thread terminated with exception"
+"""NCCL's watchdog then ends its process by SIGABRT; what the exception is follows on the same line."""
+MAX_LINES_TO_ABORT: Final = 60
+"""Lines behind an exception, its message and other threads' stacks among them, within which an abort is of its process's end."""
+
+
+def _without_aborts_that_follow(seen: Sequence[SignMatch], log: Log, slug: str) -> list[SignMatch]:
+    """Drop a shell's, Python's or torchrun's word on an abort behind what its process lost, waited for or raised: C++
+    ends it so, and what a process takes down at its end may. slug: of the check that tells of crashes."""
+    effects = [match.line for match in seen if match.role is SignRole.EFFECT]
+    ends = [raised.line for raised in log.raised]
+    of_watchdogs = [match.line for match in seen if match.slug != slug and WATCHDOG in match.line.text]
+    seen = [
+        match
+        for match in seen
+        if match.slug != slug
+        or SIGABRT not in match.sign
+        or not any(_is_before(line, match.line) for line in of_watchdogs)
+    ]
+    return [
+        match
+        for match in seen
+        if match.slug != slug
+        or ABORTED not in match.line.text
+        or not (
+            any(_is_before(line, match.line) for line in effects)
+            or any(_is_before(line, match.line) and _is_right_before(line, match.line) for line in ends)
+        )
+    ]
+
+
+def _is_before(line: LogLine, abort: LogLine) -> bool:
+    same = line.rank == abort.rank or None in (line.rank, abort.rank)
+    return same and line.order < abort.order
+
+
+def _is_right_before(line: LogLine, abort: LogLine) -> bool:
+    return line.file == abort.file and abort.number - line.number <= MAX_LINES_TO_ABORT
+
+
 @check(
     "process-crashed",
     severity=FAIL,
     stands_for=(Signals.SIGILL, Signals.SIGBUS, Signals.SIGFPE, Signals.SIGSEGV),
-    log=LogTraits(revises=without_aborts_that_follow),
+    log=LogTraits(revises=_without_aborts_that_follow),
 )
 def process_crashed(log: Log, catalogue: Catalogue) -> Iterator[Finding]:
     """A process crashed in compiled code, without a Python exception.

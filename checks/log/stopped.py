@@ -11,9 +11,9 @@ from ddpdoctor.engine.registry import Catalogue, SignRole, check, requires
 from ddpdoctor.facts.log import Log
 from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.logs.analyze.endings import signal_of
-from ddpdoctor.logs.analyze.exceptions import short_name
 from ddpdoctor.logs.analyze.sightings import NO_LOG, lines, own_line, sightings, where, word
 from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
+from ddpdoctor.logs.exceptions import short_name
 
 RESUME: Final = Fix("Save checkpoints often enough, and start again from the last one")
 WHO_DID_IT: Final = Fix(

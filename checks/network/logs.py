@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix
 from ddpdoctor.checks.log_check import log_check
 from ddpdoctor.facts.log import Log, SignMatch
-from ddpdoctor.logs.analyze.false_positives import CLOSED
 from ddpdoctor.logs.analyze.sightings import word
+
+CLOSED = "NET/IB : Unable to open device"
 
 
 @log_check("container-network-isolated", severity=FAIL)

@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, known
@@ -31,6 +33,7 @@ from ddpdoctor.knowledge.launchers import MASTER_ADDRESS, first_set, master_port
 from ddpdoctor.knowledge.netcheck_command import netcheck_command
 from ddpdoctor.knowledge.network_fixes import addresses, intent, own_network, resolved, setting, shared_network
 from ddpdoctor.knowledge.privileges import by_root
+from ddpdoctor.logs.analyze.false_positives import may_be_of_one
 from ddpdoctor.network_check.analysis.way_to_master import (
     attempts_seen,
     furthest,
@@ -59,7 +62,17 @@ def _nobody_listens(seen: Sequence[SignMatch], log: Log) -> Particulars:
     return Particulars(f"Nobody listens at {found[0]['host']}{port}, which is each host itself", of_everybody=True)
 
 
-@check("master-addr-unresolvable", severity=FAIL)
+def _was_met(one: SignMatch, log: Log) -> bool:
+    """Whether a pod that asked for its master's address got it: torchrun tells of ranks that it has started."""
+    return one.sign == "nslookup: can't resolve '" and any(
+        process_exit.said_by == "torchrun"
+        and process_exit.line.order > one.line.order
+        and may_be_of_one(msgspec.structs.replace(process_exit.line, rank=None), one.line)
+        for process_exit in log.exited
+    )
+
+
+@check("master-addr-unresolvable", severity=FAIL, log=LogTraits(refuted=_was_met))
 def master_addr_unresolvable(network: Network, environment: Environment, meeting: Maybe[Meeting]) -> Iterator[Finding]:
     """The master's name doesn't resolve on this host.
 

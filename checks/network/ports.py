@@ -26,11 +26,11 @@ from ddpdoctor.knowledge import launchers
 from ddpdoctor.knowledge.firewall_fixes import job_subnet, of_family, opening, whom
 from ddpdoctor.knowledge.frameworks import ACCELERATE
 from ddpdoctor.knowledge.job_intent import hosts_the_store, several_nodes, way_to_the_others
+from ddpdoctor.knowledge.launcher_options import launcher_of_log, launcher_of_settings, with_port
 from ddpdoctor.knowledge.launchers import number
 from ddpdoctor.knowledge.network_fixes import intent
 from ddpdoctor.knowledge.privileges import by_root
 from ddpdoctor.knowledge.python_commands import in_target_python
-from ddpdoctor.logs.analyze.launcher_options import launcher_of_log, launcher_of_settings, with_port
 from ddpdoctor.logs.analyze.sightings import word
 from ddpdoctor.network_check.analysis.way_to_master import another_port, who_listens
 from ddpdoctor.processes.gpu_holders_words import end_leftovers, why_left

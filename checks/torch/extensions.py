@@ -32,7 +32,6 @@ from ddpdoctor.knowledge.evidence import nvcc_version, told, torch_cuda
 from ddpdoctor.knowledge.installing import uninstall
 from ddpdoctor.knowledge.python_commands import in_target_python, pip_install
 from ddpdoctor.knowledge.wheels import index_options
-from ddpdoctor.logs.analyze.false_positives import is_of_own_script
 from ddpdoctor.logs.analyze.sightings import word
 
 OFFICIAL = ("torchvision", "torchaudio", "torchcodec")
@@ -49,7 +48,15 @@ def _missing_header(seen: Sequence[SignMatch], log: Log) -> Particulars:
     )
 
 
-@check("extension-abi-mismatch", severity=FAIL, log=LogTraits(refuted=is_of_own_script))
+def _is_of_own_script(one: SignMatch, log: Log) -> bool:
+    """Whether it is a script of the user's, and no package, that misses a module which is called as compiled ones are."""
+    if one.sign != "No module named '":
+        return False
+    raised = next((exception for exception in log.raised if exception.line.order == one.line.order), None)
+    return raised is not None and bool(raised.frames) and raised.own == raised.frames[-1]
+
+
+@check("extension-abi-mismatch", severity=FAIL, log=LogTraits(refuted=_is_of_own_script))
 def extension_abi_mismatch(extensions: Extensions, target_python: TargetPython, torch: Torch) -> Iterator[Finding]:
     """A compiled extension was built for another torch, CUDA or Python.
 

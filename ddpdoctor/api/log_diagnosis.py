@@ -95,7 +95,7 @@ def diagnose_log(
         raise UsageError("the name of a log is empty; is the variable in it set?")
     if [*names, snapshot].count(STDIN) > 1:
         raise UsageError("standard input (-) can be read once only")
-    from ddpdoctor.logs.parse.reading import NO_TEXT
+    from ddpdoctor.logs.reading import NO_TEXT
 
     host = None if snapshot is None else _saved(snapshot)
     log = _read(list(dict.fromkeys(names)))
@@ -141,7 +141,7 @@ class _Reading:
 def _read(paths: Sequence[str]) -> Log:
     from ddpdoctor.checks.catalogue import catalogue
     from ddpdoctor.logs.match.wanted_signs import vocabulary
-    from ddpdoctor.logs.parse.reading import read_logs
+    from ddpdoctor.logs.reading import read_logs
 
     reading = _Reading()
     line = StatusLine(reading.words, delay=1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Final
 
 import msgspec
 
@@ -35,6 +36,7 @@ class LogSign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     names_speaker: the word `rank` of the pattern is the rank that says it.
     refutes: texts of the same check's signs that are about something else, or were got over, where this one stands in the log, too.
     refutes_earlier: only those before it.
+    alone: it only passes on what another one says, and nothing else in its line counts; of a message of healthy runs.
     source: where the text comes from, and so was verified: "torch 2.13.0: torch/csrc/distributed/c10d/socket.cpp", "made to happen
     with torch 2.13.0", "nccl 2.30: bootstrap.cc".
     """
@@ -50,8 +52,11 @@ class LogSign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     names_speaker: bool = False
     refutes: tuple[str, ...] = ()
     refutes_earlier: bool = False
+    alone: bool = False
     source: str = ""
 
 
+HEALTHY_RUNS: Final = "healthy-runs"
+"""Stands in place of a slug for messages that healthy runs print, and that no illness has."""
 NEAR = 200
 """Lines of one stream within which a sign's `near` counts."""

@@ -42,6 +42,11 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True):
     lent: bool = False
     """Its time is that of an earlier line of the same stream: it was written then, or later."""
 
+    @property
+    def stream(self) -> tuple[int, int | None, int | None, str]:
+        """What lines have in common that follow one another as one process wrote them; without labels the whole file."""
+        return self.file, self.rank, self.local_rank, self.host
+
 
 class SignMatch(msgspec.Struct, frozen=True, kw_only=True):
     """A sign of an illness, where one rank said it first. words: the named groups of the sign's pattern.

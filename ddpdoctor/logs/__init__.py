@@ -6,8 +6,9 @@ In come files; out goes which rank failed first, and of what.
 __all__ = [
     "analyze",
     "diagnosis",
+    "exceptions",
     "match",
-    "parse",
+    "reading",
     "render",
     "render_json",
     "render_signs",

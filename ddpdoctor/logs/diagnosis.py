@@ -203,8 +203,7 @@ def _found(result: Result) -> Finding | None:
 def _held(
     suspect: Suspect, result: Result, of_log: Finding | None, snapshot: Snapshot, hosts: Sequence[str]
 ) -> HostCheck:
-    """Hold a suspect against a host's facts. of_log: what was found that fits the log. hosts: of which the log
-    speaks; none where it doesn't tell."""
+    """Hold a suspect against a host's facts. of_log: what was found that fits the log. hosts: of which it speaks."""
     slug, here = suspect.slug, snapshot.host or "this host"
     if by_log_alone(result.check):
         return HostCheck(
@@ -257,8 +256,7 @@ def _counts(finding: Finding, check: Check) -> bool:
 
 
 def _hosts(suspect: Suspect, verdict: LogVerdict, snapshot: Snapshot) -> list[str]:
-    """List the hosts on which the log saw it: by its own lines, else by the line that leads, else all hosts of the
-    log."""
+    """List the hosts on which the log saw it: by its own lines, else the line that leads, else all of the log."""
     log = snapshot.log
     lead = [verdict.lead.host] if verdict.lead else []
     every = [] if isinstance(log, Unknown) else list(log.hosts)
@@ -275,8 +273,7 @@ def _among(host: str, others: Sequence[str]) -> bool:
 
 
 def _place(held: HostCheck | None) -> int:
-    """Return a sort key: confirmed ones go first, and contradicted ones last; where nothing was decided, it stays
-    with the log's own order."""
+    """Sort confirmed ones first, and contradicted ones last; the others stay in the log's own order."""
     return {HostVerdict.CONFIRMED: 0, HostVerdict.CONTRADICTED: 2}.get(held.standing, 1) if held else 1
 
 
@@ -318,8 +315,7 @@ def composed(check: Check, suspect: Suspect, snapshot: Snapshot, held: HostCheck
 
 
 def particulars(check: Check, seen: Sequence[SignMatch], log: Log) -> Particulars:
-    """Ask the check what the log itself tells of an illness beyond its page; empty where it tells no more than that
-    there is this illness."""
+    """Ask the check what the log itself tells of an illness beyond its page; mostly nothing."""
     return check.log.particulars(seen, log) if check.log.particulars and seen else Particulars()
 
 
@@ -336,8 +332,7 @@ def _said_by(suspect: Suspect) -> str:
 
 
 def _severity(number: int, opinion: Diagnosis, beside: Sequence[Diagnosis], verdict: LogVerdict) -> Severity:
-    """Rate a diagnosis: the likeliest is what failed; other hypotheses may be, and what was seen beside is good to
-    know."""
+    """Rate a diagnosis: the likeliest is what failed, other hypotheses may be, and the rest is good to know."""
     if opinion in beside:
         return INFO
     failed = not verdict.ended_well and verdict.outcome is not RunOutcome.EFFECTS_ONLY

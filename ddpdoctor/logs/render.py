@@ -15,19 +15,22 @@ from ddpdoctor.logs.analyze.deciding_commands import deciding
 from ddpdoctor.logs.analyze.sightings import lines
 from ddpdoctor.logs.analyze.verdict import RunOutcome
 from ddpdoctor.logs.diagnosis import Diagnosis, HostVerdict, LogJudgement
-from ddpdoctor.logs.render_followed import fell_with_it, followed, harmless, noise
 from ddpdoctor.logs.render_steps import next_steps
 from ddpdoctor.logs.render_words import (
     NOT_IN_A_LOG,
     blamed,
     ended_before,
+    fell_with_it,
     first_words,
+    followed,
+    harmless,
     headline,
     how_it_ended,
     judged_as,
     last_calls,
     more,
     named,
+    noise,
     only_counted,
     other_attempts,
     outcome,

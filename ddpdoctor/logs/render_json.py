@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 
-from ddpdoctor.facts.log import Log, LoggedException, LogLine, SignMatch
+from ddpdoctor.facts.log import Log, LogLine, SignMatch
 from ddpdoctor.knowledge.log_topics import LogTopic
-from ddpdoctor.logs.analyze.verdict import RunOutcome
-from ddpdoctor.logs.diagnosis import Diagnosis, HostVerdict, LogJudgement
-from ddpdoctor.logs.render_followed import noise
-from ddpdoctor.logs.render_words import headline, judged_as, own_errors, unread
+from ddpdoctor.logs.analyze.verdict import LogVerdict
+from ddpdoctor.logs.diagnosis import Diagnosis, LogJudgement
+from ddpdoctor.logs.render_words import headline, judged_as, noise, own_errors, unread
 from ddpdoctor.report.contract import Report, build_report, mirror
 from ddpdoctor.report.reported_log import (
     HeldName,
@@ -27,22 +26,12 @@ from ddpdoctor.report.reported_log import (
     ReportedSuspect,
 )
 
-OUTCOMES: Final[dict[RunOutcome, OutcomeName]] = {
-    RunOutcome.ILLNESS: "illness",
-    RunOutcome.USER_ERROR: "user-error",
-    RunOutcome.STOPPED: "stopped",
-    RunOutcome.UNRECOGNISED: "unrecognised",
-    RunOutcome.EFFECTS_ONLY: "effects-only",
-    RunOutcome.NOTHING: "nothing",
-}
-HELD: Final[dict[HostVerdict, HeldName]] = {
-    HostVerdict.CONFIRMED: "confirmed",
-    HostVerdict.CONTRADICTED: "contradicted",
-    HostVerdict.NOT_CONFIRMED: "not-confirmed",
-    HostVerdict.NOT_TESTED: "not-tested",
-}
 MAX_LINES: Final = 20
 MAX_CALLS: Final = 8
+
+
+def _outcome(verdict: LogVerdict) -> OutcomeName:
+    return cast("OutcomeName", verdict.outcome.name.lower().replace("_", "-"))
 
 
 def log_report(judgement: LogJudgement, *, with_facts: bool = False) -> Report:
@@ -61,18 +50,18 @@ def log_report(judgement: LogJudgement, *, with_facts: bool = False) -> Report:
 def reported_log(judgement: LogJudgement) -> ReportedLog:
     """All of it is taken from a judgement, whose text is without secrets."""
     log, verdict = judgement.log, judgement.verdict
-    lead, exited = verdict.lead, verdict.exited
+    lead, raised, exited = verdict.lead, verdict.raised, verdict.exited
     rank = lead.rank if lead else None
     return mirror(
         ReportedLog,
         log,
-        outcome=OUTCOMES[verdict.outcome],
+        outcome=_outcome(verdict),
         headline=headline(judgement),
         lead=_line(log, lead) if lead else None,
         rank=exited.rank if rank is None and exited else rank,
         host=lead.host or (exited.host if exited else "") if lead else "",
         time=lead.time if lead and not lead.lent else None,
-        exception=_exception(verdict.raised) if verdict.raised else None,
+        exception=mirror(ReportedException, raised, calls=raised.frames[-MAX_CALLS:]) if raised else None,
         exit=mirror(ReportedExit, exited) if exited else None,
         suspects=tuple(_suspect(log, opinion) for opinion in judgement.opinions),
         also=(
@@ -86,7 +75,7 @@ def reported_log(judgement: LogJudgement) -> ReportedLog:
         other_attempts=tuple(
             ReportedAttempt(
                 attempt=log_verdict.attempt,
-                outcome=OUTCOMES[log_verdict.outcome],
+                outcome=_outcome(log_verdict),
                 lead=_line(log, log_verdict.lead) if log_verdict.lead else None,
             )
             for log_verdict in verdict.elsewhere
@@ -105,7 +94,7 @@ def _suspect(log: Log, diagnosis: Diagnosis) -> ReportedSuspect:
         ReportedSuspect,
         diagnosis.suspect,
         lines=tuple(_line(log, sighting.line) for sighting in diagnosis.suspect.sightings[:MAX_LINES]),
-        held=HELD[held.standing] if held else None,
+        held=cast("HeldName", held.standing.value.replace(" ", "-")) if held else None,
         held_words=held.words if held else "",
     )
 
@@ -113,10 +102,6 @@ def _suspect(log: Log, diagnosis: Diagnosis) -> ReportedSuspect:
 def _own_error(judgement: LogJudgement, words: str, line: LogLine) -> ReportedSuspect:
     slug = judgement.catalogue.slug_for(LogTopic.MISTAKE)
     return ReportedSuspect(slug=slug, sure=False, why=words, lines=(_line(judgement.log, line),))
-
-
-def _exception(raised: LoggedException) -> ReportedException:
-    return mirror(ReportedException, raised, calls=raised.frames[-MAX_CALLS:])
 
 
 def _effects(log: Log, effects: Sequence[SignMatch]) -> tuple[ReportedEffect, ...]:

@@ -13,11 +13,11 @@ from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.knowledge.hang_causes import HangCause
 from ddpdoctor.logs.analyze.deciding_commands import host_named
 from ddpdoctor.logs.analyze.endings import signal_of
-from ddpdoctor.logs.analyze.exceptions import is_of_parent
-from ddpdoctor.logs.analyze.launch_failures import is_of_launching, is_of_ssh
 from ddpdoctor.logs.analyze.related_lines import nccl_may_say_more
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome
 from ddpdoctor.logs.diagnosis import LogJudgement
+from ddpdoctor.logs.exceptions import is_of_parent
+from ddpdoctor.logs.launch_failures import is_of_launching, is_of_ssh
 from ddpdoctor.logs.render_words import first_words, more
 
 _KILLED: Final = re.compile(r"(?:\S+: )?Killed\b")
@@ -28,6 +28,15 @@ _NO_MODULES: Final = Fix(
     "`module` is a function of login shells: start the job script as one, or load it there",
     ("#!/bin/bash -l", "source /etc/profile.d/modules.sh   # Lmod: /etc/profile.d/lmod.sh"),
 )
+_KEEP_ALL_WORDS: Final = Fix(
+    "So that the next run keeps every rank's words, start it with", ("ddpdoctor run -- torchrun ...",)
+)
+_ASK_NCCL: Final = Fix("Let the next run say more", ("export NCCL_DEBUG=INFO",))
+_TELL_US: Final = Fix(
+    "If it turns out to be an illness of the machine, its network or its packages, tell ddpdoctor's maintainers: the log's "
+    "lines around that place, and",
+    ("ddpdoctor check --markdown",),
+)
 _PARENT_KNOWS: Final = Fix(
     "The process that started this one failed, or ended, before it had handed everything over: its own traceback says why"
 )
@@ -35,66 +44,36 @@ _PARENT_KNOWS: Final = Fix(
 
 def next_steps(judgement: LogJudgement, *, watched: bool = False) -> tuple[Fix, ...]:
     """List what leads on where the log alone doesn't. watched: it is that of `ddpdoctor run` already."""
-    verdict = judgement.verdict
-    lead = verdict.lead
-    log = judgement.log
+    verdict, log = judgement.verdict, judgement.log
     alone = not log.ranks and not log.launcher and not log.world_size and len(log.files) == 1
-    there = host_named(one_line(lead.host)) if lead and lead.host else "its host" if alone else "the host of that rank"
-    if verdict.outcome is RunOutcome.EFFECTS_ONLY:
-        return (
-            *((_PARENT_KNOWS,) if verdict.raised and is_of_parent(verdict.raised) else ()),
-            *(
-                ()
-                if alone
-                else (
-                    Fix(
-                        f"Read the logs of all ranks and hosts together{_silent(judgement)}",
-                        ("ddpdoctor diagnose-log FOLDER",),
-                    ),
-                )
-            ),
-            *_left_early(judgement),
-            _kernel_knows(judgement.catalogue),
-            *(
-                ()
-                if watched
-                else (
-                    Fix(
-                        "So that the next run keeps every rank's words, start it with",
-                        ("ddpdoctor run -- torchrun ...",),
-                    ),
-                )
-            ),
-        )
-    return _of_the_unknown(judgement, there) if verdict.outcome is RunOutcome.UNRECOGNISED else ()
+    if verdict.outcome is RunOutcome.UNRECOGNISED:
+        host = verdict.lead.host if verdict.lead else ""
+        there = host_named(one_line(host)) if host else "its host" if alone else "the host of that rank"
+        return _of_the_unknown(judgement, there)
+    if verdict.outcome is not RunOutcome.EFFECTS_ONLY:
+        return ()
+    steps = [_PARENT_KNOWS] if verdict.raised and is_of_parent(verdict.raised) else []
+    if not alone:
+        text = f"Read the logs of all ranks and hosts together{_silent(judgement)}"
+        steps.append(Fix(text, ("ddpdoctor diagnose-log FOLDER",)))
+    steps += [*_left_early(judgement), _kernel_knows(judgement.catalogue)]
+    return tuple(steps if watched else [*steps, _KEEP_ALL_WORDS])
 
 
 def _of_the_unknown(judgement: LogJudgement, there: str) -> tuple[Fix, ...]:
     verdict = judgement.verdict
     words = first_words(verdict)
-    if is_of_launching(words) or any(is_of_launching(log_line.text) for log_line in more(judgement)):
-        by_ssh = is_of_ssh(words) or any(is_of_ssh(log_line.text) for log_line in more(judgement))
-        by_hand = Fix(
-            "Enter that node by hand, as the launcher does: without a password, and with the same user and port",
-            ("ssh -o BatchMode=yes NODE hostname",),
-        )
-        return (by_hand,) if by_ssh else ()
+    texts = [words, *(log_line.text for log_line in more(judgement))]
+    if any(map(is_of_launching, texts)):
+        by_hand = "Enter that node by hand, as the launcher does: without a password, and with the same user and port"
+        return (Fix(by_hand, ("ssh -o BatchMode=yes NODE hostname",)),) if any(map(is_of_ssh, texts)) else ()
     if absent := _not_found([words, *(error.text for error in judgement.log.errors)]):
         return absent
-    return (
-        *((_kernel_knows(judgement.catalogue),) if _was_killed(verdict) else ()),
-        Fix(f"Look at {there}", ("ddpdoctor check",)),
-        *(
-            (Fix("Let the next run say more", ("export NCCL_DEBUG=INFO",)),)
-            if nccl_may_say_more(verdict.lead, verdict.raised, judgement.log, words)
-            else ()
-        ),
-        Fix(
-            "If it turns out to be an illness of the machine, its network or its packages, tell ddpdoctor's maintainers: the log's "
-            "lines around that place, and",
-            ("ddpdoctor check --markdown",),
-        ),
-    )
+    steps = [_kernel_knows(judgement.catalogue)] if _was_killed(verdict) else []
+    steps.append(Fix(f"Look at {there}", ("ddpdoctor check",)))
+    if nccl_may_say_more(verdict.lead, verdict.raised, judgement.log, words):
+        steps.append(_ASK_NCCL)
+    return (*steps, _TELL_US)
 
 
 def _not_found(texts: Iterable[str]) -> tuple[Fix, ...]:

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
 
 from ddpdoctor.base.findings import Evidence
+from ddpdoctor.base.log_signs import SignRole
 from ddpdoctor.base.text import clip, clip_middle, human, listed, one_line, plural, ranks_named, signal_name
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.examination import Verdict
-from ddpdoctor.engine.registry import Catalogue
-from ddpdoctor.facts.log import Log, LogFile, LogFrame, LoggedException, LogLine, ProcessExit
+from ddpdoctor.engine.registry import Catalogue, Check
+from ddpdoctor.facts.log import Log, LogFile, LogFrame, LoggedException, LogLine, Noise, ProcessExit, SignMatch
 from ddpdoctor.knowledge.frameworks import is_of_framework
 from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.logs.analyze.endings import endings
-from ddpdoctor.logs.analyze.exceptions import is_cut, with_slashes
-from ddpdoctor.logs.analyze.launch_failures import gives_up
+from ddpdoctor.logs.analyze.false_positives import good_news
 from ddpdoctor.logs.analyze.related_lines import more_of
 from ddpdoctor.logs.analyze.script_errors import module_missing, server_unreached
 from ddpdoctor.logs.analyze.sightings import common_folder, phase_within, stack_lines, where
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome
 from ddpdoctor.logs.diagnosis import Diagnosis, HostVerdict, LogJudgement
+from ddpdoctor.logs.exceptions import is_cut, is_of_launcher, is_of_peers, short_name, with_slashes
+from ddpdoctor.logs.launch_failures import gives_up
 
 MAX_TEXT: Final = 300
 """Characters of a log's line that are shown."""
@@ -381,8 +383,7 @@ def how_it_ended(exited: ProcessExit, *alike: ProcessExit) -> str:
 
 
 def ended_before(judgement: LogJudgement) -> list[list[ProcessExit]]:
-    """List, where only what followed is known and the lead is another line, processes that ended by themselves, the first ones; together
-    those of which one line tells the same."""
+    """List processes that ended by themselves, where only what followed is known; together those of one line."""
     verdict = judgement.verdict
     if verdict.outcome is not RunOutcome.EFFECTS_ONLY or verdict.exited:
         return []
@@ -444,3 +445,104 @@ def outcome(judgement: LogJudgement) -> str:
         RunOutcome.EFFECTS_ONLY: "No verdict: the cause is not in what was read",
         RunOutcome.NOTHING: _last_went_on(verdict) or nothing(judgement.log),
     }[verdict.outcome]
+
+
+MAX_NAME: Final = 40
+"""Characters."""
+MAX_ERROR: Final = 90
+"""Characters."""
+MAX_NOISE_NAMES: Final = 3
+_DIGITS: Final = re.compile(r"\d+")
+
+
+def followed(log: Log, verdict: LogVerdict) -> list[tuple[str, LogLine]]:
+    """Word what ranks say that fell with another, and what their launcher says of them; each kind once, with its first line."""
+    kinds: dict[str, list[SignMatch]] = {}
+    for effect in verdict.effects:
+        kinds.setdefault(effect.sign, []).append(effect)
+    found = [
+        (
+            f'"{quoted(sign)}" {_said_by([match.line for match in matches], sum(match.times for match in matches))}',
+            matches[0].line,
+        )
+        for sign, matches in kinds.items()
+    ]
+    raised: dict[str, list[LoggedException]] = {}
+    for error in _lost(log, verdict):
+        raised.setdefault(f"{error.exception}: {_DIGITS.sub('', error.message)[:MAX_NAME]}", []).append(error)
+    found += [
+        (
+            f'"{clip(quoted(f"{short_name(errors[0].exception)}: {errors[0].message}"), MAX_ERROR)}" '
+            + _said_by([error.line for error in errors], sum(error.times for error in errors)),
+            errors[0].line,
+        )
+        for errors in raised.values()
+    ]
+    ended = [process_exit for process_exit in log.exited if process_exit.told_to]
+    if ended:
+        ranks = sorted({process_exit.rank for process_exit in ended if process_exit.rank is not None})
+        whose = ranks_named(ranks) if ranks else plural(len(ended), "process", "processes")
+        found.append((f"{one_line(ended[0].said_by)} ended {whose}", ended[0].line))
+    return found
+
+
+def _lost(log: Log, verdict: LogVerdict) -> list[LoggedException]:
+    """Exceptions of ranks that only lost another one, or of the launcher for them, as far as no sign tells of them."""
+    told = {(effect.line.file, effect.line.number) for effect in verdict.effects}
+    return [
+        raised
+        for raised in log.raised
+        if raised != verdict.raised
+        and not is_cut(raised)
+        and (is_of_peers(raised) or is_of_launcher(raised))
+        and (raised.line.file, raised.line.number) not in told
+    ]
+
+
+def fell_with_it(log: Log, verdict: LogVerdict) -> int:
+    """Count the ranks that fell with the first; 0 where nothing tells which that was."""
+    if verdict.outcome is RunOutcome.EFFECTS_ONLY:
+        return 0
+    first = verdict.lead.rank if verdict.lead else None
+    ranks = {effect.line.rank for effect in verdict.effects} | {raised.line.rank for raised in _lost(log, verdict)}
+    ranks |= {process_exit.rank for process_exit in log.exited if process_exit.told_to}
+    return len(ranks - {None, first})
+
+
+def _said_by(lines: Iterable[LogLine], times: int) -> str:
+    ranks = {line.rank for line in lines if line.rank is not None}
+    if ranks:
+        return f"({ranks_named(ranks)})" if len(ranks) <= 2 else f"({len(ranks)} ranks)"
+    return f"({times}x)"
+
+
+def noise(log: Log, catalogue: Catalogue) -> list[Noise]:
+    """Messages that healthy runs print, too, the most frequent first: the engine's own, and illnesses' noise."""
+    kinds: dict[tuple[str, str], list[SignMatch]] = {}
+    for sighting in log.sightings:
+        if sighting.role is SignRole.NOISE and not sighting.quoted and sighting.sign not in good_news(catalogue):
+            kinds.setdefault((sighting.slug, sighting.sign), []).append(sighting)
+    signs = [
+        Noise(text, _why(catalogue.get(slug), text), sum(match.times for match in seen), seen[0].line)
+        for (slug, text), seen in kinds.items()
+    ]
+    return sorted([*log.noise, *signs], key=lambda message: -message.times)
+
+
+def _why(known: Check | None, text: str) -> str:
+    return (
+        next(
+            (log_sign.why for log_sign in known.log_signs if log_sign.text == text and log_sign.role is SignRole.NOISE),
+            "",
+        )
+        if known
+        else ""
+    )
+
+
+def harmless(log: Log, catalogue: Catalogue) -> str:
+    """All of it in one line; "" where there is none."""
+    found = noise(log, catalogue)
+    names = [f'"{clip(quoted(message.text), MAX_NAME)}" ({message.times}x)' for message in found]
+    many = plural(len(found), "message")
+    return f"{many} that healthy runs print, too: {listed(names, MAX_NOISE_NAMES)}" if found else ""

@@ -179,10 +179,10 @@ def _read(ended: EndedCommand, keep: str) -> Log:
     import msgspec
 
     from ddpdoctor.checks.catalogue import catalogue
-    from ddpdoctor.logs.analyze.launcher_options import launcher_of_command
+    from ddpdoctor.knowledge.launcher_options import launcher_of_command
+    from ddpdoctor.logs.match.gathering import GatheredLog
     from ddpdoctor.logs.match.wanted_signs import vocabulary
-    from ddpdoctor.logs.parse.gathering import GatheredLog
-    from ddpdoctor.logs.parse.reading import read_stream
+    from ddpdoctor.logs.reading import read_stream
 
     words, gathered = vocabulary(catalogue()), GatheredLog()
     for name, text in (*ended.output, *redirected_output(ended)):

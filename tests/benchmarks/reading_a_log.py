@@ -6,7 +6,7 @@ import sys
 
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.logs.match.wanted_signs import vocabulary
-from ddpdoctor.logs.parse.reading import read_logs
+from ddpdoctor.logs.reading import read_logs
 
 if __name__ == "__main__":
     log = read_logs(sys.argv[1:], stdin=sys.stdin.buffer, vocabulary=vocabulary(catalogue()))

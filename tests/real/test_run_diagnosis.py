@@ -261,7 +261,7 @@ def sabotaged(folder: Path, text: str) -> dict[str, str]:
 
 
 def test_a_diagnosis_that_crashes_is_a_sentence(tmp_path: Path) -> None:
-    environ = sabotaged(tmp_path, "sys.modules['ddpdoctor.logs.parse.reading'] = None")
+    environ = sabotaged(tmp_path, "sys.modules['ddpdoctor.logs.reading'] = None")
     done = subprocess.run(run(*program(tmp_path, WORDS)), env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 3
     assert done.stderr.endswith("ddpdoctor: there is no diagnosis: it failed, which is a bug in it\n")
@@ -274,9 +274,9 @@ def test_a_diagnosis_that_hangs_is_a_sentence(tmp_path: Path) -> None:
         "import time, types\n"
         "import ddpdoctor.run.supervisor\n"
         "ddpdoctor.run.supervisor.DIAGNOSIS_SECONDS = 0.3\n"
-        "import ddpdoctor.logs.parse.reading\n"
+        "import ddpdoctor.logs.reading\n"
         "def read_stream(*_): time.sleep(1000)\n"
-        "ddpdoctor.logs.parse.reading.read_stream = read_stream",
+        "ddpdoctor.logs.reading.read_stream = read_stream",
     )
     done = subprocess.run(run(*program(tmp_path, WORDS)), env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 3
@@ -287,11 +287,11 @@ def test_a_doctor_that_is_killed_is_a_sentence(tmp_path: Path) -> None:
     environ = sabotaged(
         tmp_path,
         "import os, time\n"
-        "import ddpdoctor.logs.parse.reading\n"
+        "import ddpdoctor.logs.reading\n"
         "def read_stream(*_):\n"
         f"    open({str(tmp_path / 'doctor')!r}, 'w').write(str(os.getpid()))\n"
         "    time.sleep(1000)\n"
-        "ddpdoctor.logs.parse.reading.read_stream = read_stream",
+        "ddpdoctor.logs.reading.read_stream = read_stream",
     )
     with subprocess.Popen(run(*program(tmp_path, WORDS)), env=environ, stderr=subprocess.PIPE, text=True) as one:
         assert one.stderr
@@ -357,11 +357,11 @@ def test_a_diagnosis_is_stopped_when_somebody_insists(tmp_path: Path, number: in
     """By the first Ctrl-C, and the second SIGTERM: the first may be a launcher's, which waits for us."""
     environ = sabotaged(
         tmp_path,
-        "import os, time\nimport ddpdoctor.logs.parse.reading\n"
+        "import os, time\nimport ddpdoctor.logs.reading\n"
         "def read_stream(*_):\n"
         f"    open({str(tmp_path / 'doctor')!r}, 'w').write(str(os.getpid()))\n"
         "    time.sleep(1000)\n"
-        "ddpdoctor.logs.parse.reading.read_stream = read_stream",
+        "ddpdoctor.logs.reading.read_stream = read_stream",
     )
     with subprocess.Popen(
         run(*program(tmp_path, WORDS)), env=environ, stderr=subprocess.PIPE, text=True, start_new_session=True

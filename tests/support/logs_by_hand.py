@@ -8,7 +8,7 @@ from ddpdoctor.base.log_signs import SignRole
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.log import LastWords, Log, LogFile, LogFrame, LoggedException, LogLine, ProcessExit, SignMatch
 from ddpdoctor.logs.match.wanted_signs import vocabulary
-from ddpdoctor.logs.parse.reading import read_logs
+from ddpdoctor.logs.reading import read_logs
 
 
 def read(text: str) -> Log:

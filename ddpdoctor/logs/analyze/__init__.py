@@ -2,12 +2,8 @@
 
 __all__ = [
     "endings",
-    "exceptions",
-    "failures",
     "false_positives",
     "kernel_kills",
-    "key_lists",
-    "launcher_options",
     "script_errors",
     "settings",
     "sightings",

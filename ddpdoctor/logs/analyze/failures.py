@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -14,9 +14,10 @@ from ddpdoctor.base.log_signs import SignRole
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.log import Log, LoggedException, LogLine, ProcessExit, SignMatch
 from ddpdoctor.knowledge.log_topics import LogTopic
-from ddpdoctor.logs.analyze.attempts import attempt_of_file
-from ddpdoctor.logs.analyze.endings import ABORT, TERMINATIONS, endings, same_process, signal_of
-from ddpdoctor.logs.analyze.exceptions import (
+from ddpdoctor.logs.analyze.endings import ABORT, endings, same_process, signal_of, with_early_end, with_signal
+from ddpdoctor.logs.analyze.false_positives import real_sightings
+from ddpdoctor.logs.analyze.rules import LogRule
+from ddpdoctor.logs.exceptions import (
     is_cut,
     is_from_outside,
     is_mistake,
@@ -28,15 +29,7 @@ from ddpdoctor.logs.analyze.exceptions import (
     is_within_launcher,
     says_nothing,
 )
-from ddpdoctor.logs.analyze.exit_hints import with_early_end, with_signal
-from ddpdoctor.logs.analyze.false_positives import (
-    recovered,
-    with_checks_revisions,
-    without_misread,
-    without_parts_that_all_lack,
-    without_refuted,
-    without_waits_that_ended,
-)
+from ddpdoctor.logs.launch_failures import TERMINATIONS, attempt_of_file
 
 SHORTENED: Final = "HYDRA_FULL_ERROR"
 """In hydra's last line, behind whatever exception; where there is none, the configuration could not be put together."""
@@ -85,6 +78,10 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     def rank(self) -> int | None:
         return self.exited.rank if self.line.rank is None and self.exited else self.line.rank
 
+    def raises(self, kind: Callable[[LoggedException], bool]) -> bool:
+        """Whether it is an exception of that kind."""
+        return self.raised is not None and kind(self.raised)
+
     @property
     def slugs(self) -> set[str]:
         return {sign.slug for sign in self.signs}
@@ -101,16 +98,14 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
             told = signal_of(self.exited) in TERMINATIONS and not self.exited.first
             only_ended = self.exited.told_to or self.explained or told or self.exited.exit_code is None
             return only_ended and not self.names
-        if self.signs and not (self.raised and is_of_parent(self.raised)):
+        if self.signs and not self.raises(is_of_parent):
             return False
-        return bool(self.effects) or (
-            self.raised is not None and (is_of_launcher(self.raised) or is_of_peers(self.raised))
-        )
+        return bool(self.effects) or self.raises(is_of_launcher) or self.raises(is_of_peers)
 
     @property
     def is_from_outside(self) -> bool:
         """Whether it only says that the run was told to end."""
-        return (self.raised is not None and is_from_outside(self.raised)) or self.is_only_told_to_end
+        return self.raises(is_from_outside) or self.is_only_told_to_end
 
     @property
     def is_ordinary(self) -> bool:
@@ -119,7 +114,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
             return self.is_only_mistaken
         if self.exited is not None:
             return signal_of(self.exited) == 0
-        return self.raised is not None and is_ordinary(self.raised)
+        return self.raises(is_ordinary)
 
 
 def _last_line(raised: LoggedException) -> LogLine:
@@ -130,13 +125,9 @@ def _last_line(raised: LoggedException) -> LogLine:
 
 def failures_of(log: Log, catalogue: Catalogue) -> list[Failure]:
     """List all failures, effects too, in the order in which they were read."""
-    real = [sighting for sighting in log.sightings if not sighting.quoted and sighting.role is not SignRole.NOISE]
-    real = without_misread(without_parts_that_all_lack(real), log, catalogue)
-    real = with_checks_revisions(without_waits_that_ended(real, log.last), log, catalogue)
-    real = without_refuted(real, log, catalogue)
-    again = recovered(log, catalogue)
+    context = real_sightings(log, catalogue)
+    real, again = context.seen, context.recovered
     stopped = catalogue.slug_for(LogTopic.STOPPED)
-    real = [match for match in real if not any(match.line.order == repetition.line.order for repetition in again)]
     chains = list(_chains(exception for exception in log.raised if exception not in again))
     raised: list[Failure] = []
     taken: set[int] = set()
@@ -172,8 +163,11 @@ def failures_of(log: Log, catalogue: Catalogue) -> list[Failure]:
         for matches in _by_line(real, taken)
         if not all(_was_skipped(match, log) for match in matches)
     ]
+    own = [failure for failure in raised if not failure.raises(is_of_launcher)]
+    words = SpokenWords(own + [failure for failure in said if _EXCEPTION.match(failure.line.text)], said, ended)
     ended = [
-        msgspec.structs.replace(failure, explained=_is_explained(failure, raised, said, ended)) for failure in ended
+        msgspec.structs.replace(failure, explained=any(rule(failure.exited, words) for rule in EXPLANATIONS))
+        for failure in ended
     ]
     return sorted([*raised, *ended, *said], key=lambda failure: failure.line.order)
 
@@ -222,18 +216,11 @@ def _failure(
     )
 
 
-def stream(line: LogLine) -> tuple[object, ...]:
-    """Return the key of a line's stream: its lines follow one another as one process wrote them; without labels it is
-    the whole file."""
-    return line.file, line.rank, line.local_rank, line.host
-
-
 def _chains(raised: Iterable[LoggedException]) -> Iterable[tuple[list[LoggedException], int]]:
-    """Group exceptions with those that were raised while they were handled; with the line of the stream where the
-    next group begins."""
+    """Group exceptions with those raised while they were handled; with the line where the next group begins."""
     streams: dict[tuple[object, ...], list[list[LoggedException]]] = {}
     for exception in sorted(raised, key=lambda exception: exception.line.order):
-        chains = streams.setdefault(stream(exception.line), [])
+        chains = streams.setdefault(exception.line.stream, [])
         if chains and (chains[-1][-1].chained or is_passed_on(chains[-1][-1], exception)):
             chains[-1].append(exception)
         else:
@@ -244,8 +231,7 @@ def _chains(raised: Iterable[LoggedException]) -> Iterable[tuple[list[LoggedExce
 
 
 def _root(chain: Sequence[LoggedException]) -> LoggedException:
-    """Pick the first that says something, or the worker's own for which it was raised again. A launcher says by the
-    last one what it could not do."""
+    """Pick the first that says something, or the worker's own; a launcher says by the last what it could not do."""
     if len(chain) > 1 and is_within_launcher(chain[0]) and not is_of_launcher(chain[-1]):
         return chain[-1]
     if len(chain) > 1 and says_nothing(chain[0]) and not is_cut(chain[1]):
@@ -262,7 +248,7 @@ def _root(chain: Sequence[LoggedException]) -> LoggedException:
 
 def _is_within(seen: SignMatch, chain: Sequence[LoggedException], until: int) -> bool:
     began, last = chain[0].began, chain[-1].line
-    if stream(seen.line) != stream(last):
+    if seen.line.stream != last.stream:
         return False
     # A traceback may begin within a line that wasn't ended: what that says is of the one before.
     first = began.number + (seen.line.text != began.text and began.text.rstrip(": ") == _HEADER)
@@ -274,74 +260,91 @@ def _is_within(seen: SignMatch, chain: Sequence[LoggedException], until: int) ->
 
 def _is_behind_rows(seen: SignMatch, chain: Sequence[LoggedException], exits: Sequence[ProcessExit]) -> bool:
     """Whether a line behind a launcher's exception stands in, or below, the table of the ranks that ended: that speaks of them."""
-    last = chain[-1]
-    if not is_of_launcher(last):
-        return False
-    return any(
-        process_exit.line.file == last.line.file and last.line.number < process_exit.line.number <= seen.line.number
-        for process_exit in exits
-    )
+    return is_of_launcher(chain[-1]) and _tells_between(exits, chain[-1].line, seen.line)
 
 
 def _is_about(line: LogLine, exited: ProcessExit, others: Sequence[ProcessExit]) -> bool:
     """Whether a line stands in the launcher's words on the end of that process."""
-    if line.file != exited.line.file or not 0 <= line.number - exited.line.number <= MAX_LINES_ABOUT_EXIT:
-        return False
-    return not any(
-        process_exit.line.file == line.file and exited.line.number < process_exit.line.number <= line.number
-        for process_exit in others
+    near = line.file == exited.line.file and 0 <= line.number - exited.line.number <= MAX_LINES_ABOUT_EXIT
+    return near and not _tells_between(others, exited.line, line)
+
+
+def _tells_between(exits: Sequence[ProcessExit], after: LogLine, until: LogLine) -> bool:
+    """Whether a launcher tells of an end behind the one line, and not behind the other."""
+    return any(
+        process_exit.line.file == after.file and after.number < process_exit.line.number <= until.number
+        for process_exit in exits
     )
 
 
-def _is_explained(one: Failure, raised: Sequence[Failure], said: Sequence[Failure], ended: Sequence[Failure]) -> bool:
-    """Whether the rank itself says why it ended, or it can't be known that it didn't."""
-    exited = one.exited
-    if exited is None or (exited.error and not exited.error.startswith("Signal ")):
-        return True
-    own = [failure for failure in raised if not (failure.raised and is_of_launcher(failure.raised))]
-    own += [failure for failure in said if _EXCEPTION.match(failure.line.text)]
-    if any(is_of(failure.line, exited) for failure in (*own, *(quote for quote in said if quote.effects))):
-        return True
-    if _is_of_only_one(exited, own, ended) or _may_be_of(one, own, ended):
-        return True
-    if signal_of(exited):
-        # A library that lost a peer aborts its process; without labels nobody knows whose words those are.
-        nobody_knows = [
-            failure for failure in (*own, *said) if failure.effects and (failure.rank is None or exited.rank is None)
-        ]
-        return signal_of(exited) == ABORT and bool(nobody_knows)
-    # A positive code is of a script that ended itself, if what it writes is in this log at all: others' words must be.
-    nobody = [failure for failure in own if failure.line.rank is None and failure.line.local_rank is None]
-    codes = [failure for failure in ended if failure.exited and not signal_of(failure.exited)]
-    heard = own or [failure for failure in said if failure.effects]
-    if not heard or (exited.said_by in OF_MORE and exited.rank is None):
-        return True
-    if nobody:
-        return len(nobody) >= len(codes) or not all(failure.is_effect for failure in nobody) or not exited.first
-    return False
+class SpokenWords(NamedTuple):
+    """The words beside an end. own: exceptions of ranks. said: words by themselves. ended: all ends."""
+
+    own: Sequence[Failure]
+    said: Sequence[Failure]
+    ended: Sequence[Failure]
+
+    @property
+    def lost(self) -> list[Failure]:
+        """What tells that another rank fell."""
+        return [failure for failure in self.said if failure.effects]
 
 
-def _is_of_only_one(exited: ProcessExit, own: Sequence[Failure], ended: Sequence[Failure]) -> bool:
+def _speaks_itself(exited: ProcessExit, words: SpokenWords) -> bool:
+    return any(is_of(failure.line, exited) for failure in (*words.own, *words.lost))
+
+
+def _is_of_only_one(exited: ProcessExit, words: SpokenWords) -> bool:
     """Whether in the file of a node's launcher one rank alone raised something, and this one end alone is told, without its rank."""
-    if exited.rank is not None:
-        return False
-    ends = [
-        failure
-        for failure in ended
-        if failure.line.file == exited.line.file and failure.exited and not failure.exited.told_to
-    ]
-    return (
-        len(ends) == 1 and len({failure.rank for failure in own if failure.line.file == exited.line.file} - {None}) == 1
-    )
+    file = exited.line.file
+    ends = [end for end in words.ended if end.line.file == file and end.exited and not end.exited.told_to]
+    ranks = {failure.rank for failure in words.own if failure.line.file == file} - {None}
+    return exited.rank is None and len(ends) == 1 and len(ranks) == 1
 
 
-def _may_be_of(end: Failure, own: Sequence[Failure], ended: Sequence[Failure]) -> bool:
+def _may_be_of(exited: ProcessExit, words: SpokenWords) -> bool:
     """Whether a rank whose own end isn't told raised something, and this end is told without its rank."""
-    if end.exited is None or end.exited.rank is not None:
-        return False
-    others = [failure.exited for failure in ended if failure.exited and failure is not end]
-    ranks = [failure for failure in own if failure.line.rank is not None and not failure.is_effect]
-    return any(not any(is_of(rank.line, exited) for exited in others) for rank in ranks)
+    others = [end.exited for end in words.ended if end.exited and end.exited is not exited]
+    ranks = [failure for failure in words.own if failure.line.rank is not None and not failure.is_effect]
+    return exited.rank is None and any(not any(is_of(rank.line, other) for other in others) for rank in ranks)
+
+
+def _is_aborted_for_a_loss(exited: ProcessExit, words: SpokenWords) -> bool:
+    """Whether a library that lost a peer may have aborted its process; without labels nobody knows whose words those are."""
+    lost = [failure for failure in (*words.own, *words.said) if failure.effects]
+    return signal_of(exited) == ABORT and any(None in (failure.rank, exited.rank) for failure in lost)
+
+
+def _is_not_heard(exited: ProcessExit, words: SpokenWords) -> bool:
+    """Whether a script that ended itself may have said why elsewhere: nobody's words are in this log, or it is of another launcher."""
+    elsewhere = not (words.own or words.lost) or (exited.said_by in OF_MORE and exited.rank is None)
+    return not signal_of(exited) and elsewhere
+
+
+def _is_among_unlabelled(exited: ProcessExit, words: SpokenWords) -> bool:
+    """Whether a script that ended itself may have raised what bears no label."""
+    nobody = [failure for failure in words.own if failure.line.rank is None and failure.line.local_rank is None]
+    codes = [end for end in words.ended if end.exited and not signal_of(end.exited)]
+    doubt = len(nobody) >= len(codes) or not all(failure.is_effect for failure in nobody) or not exited.first
+    return bool(nobody) and not signal_of(exited) and doubt
+
+
+EXPLANATIONS: Final = (
+    LogRule("speaks-itself", "explains", "apex-arch-missing/near-miss-torch-itself.log", _speaks_itself),
+    LogRule(
+        "only-one-spoke", "explains", "logs/test_log_nodes.py::test_the_node_with_the_traceback_leads", _is_of_only_one
+    ),
+    LogRule("rank-without-end", "explains", "nccl-version-mismatch/sick-torchrun-under-srun.log", _may_be_of),
+    LogRule(
+        "aborted-for-a-loss",
+        "explains",
+        "checkpoint-save-timeout/sick-deepspeed-consolidating.log",
+        _is_aborted_for_a_loss,
+    ),
+    LogRule("not-heard", "explains", "container-lost-gpu/sick-nvidia-smi.log", _is_not_heard),
+    LogRule("among-unlabelled", "explains", "container-network-isolated/near-miss-docker0.log", _is_among_unlabelled),
+)
+"""By what a rank itself says why it ended, or it can't be known that it didn't."""
 
 
 def is_of(line: LogLine, exited: ProcessExit) -> bool:

@@ -13,7 +13,7 @@ from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.kernel_log import KernelLine
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.logs.parse.global_ranks import has_year, year_shift
+from ddpdoctor.logs.match.global_ranks import has_year, year_shift
 
 STAMP_SECONDS: Final = 2.0
 """By which the kernel's time stamps may be off."""
@@ -58,8 +58,7 @@ def of_this_log(
 
 
 def _with_kills(host: Snapshot, fits: Callable[[KernelLine], bool], counted: int | None) -> Snapshot:
-    """Keep the kills that fit. counted: how many of those that were counted, and not told of, don't fit; None for
-    all."""
+    """Keep the kills that fit. counted: how many of those that were only counted don't fit; None for all."""
     kernel, cgroup = host.kernel_log, host.cgroup
     if not isinstance(kernel, Unknown):
         kept = tuple(line for line in kernel.lines if not _KILLS.search(line.text) or fits(line))

@@ -6,12 +6,9 @@ import re
 from typing import Final
 
 from ddpdoctor.facts.log import Log, LoggedException, LogLine
-from ddpdoctor.logs.analyze.exceptions import is_cut, is_of_a_tool
-from ddpdoctor.logs.analyze.failures import stream
-from ddpdoctor.logs.analyze.launch_failures import is_of_launching
+from ddpdoctor.logs.exceptions import is_cut, is_of_a_tool
+from ddpdoctor.logs.launch_failures import is_of_launching
 
-LAST_ERROR: Final = "Last error:"
-"""What torch puts, on a line of its own, before NCCL's own word on an error of its."""
 MAX_LINES_BEHIND: Final = 12
 """Lines of the file."""
 MAX_LINES: Final = 2
@@ -24,15 +21,14 @@ _MAY_BE_NCCLS: Final = re.compile(r"nccl|[Ww]atchdog|ProcessGroup|SIGABRT|Signal
 
 
 def more_of(lead: LogLine | None, raised: LoggedException | None, log: Log) -> tuple[LogLine, ...]:
-    """Find the lines that say which node a launcher lost, what NCCL's error was, or what the caller of a program
-    makes of its failure."""
+    """Find the lines that say which node was lost, what NCCL's error was, or what came of a program's failure."""
     if lead is None:
         return ()
     if raised and raised.chained and is_of_a_tool(raised):
         later = [
             exception
             for exception in log.raised
-            if stream(exception.line) == stream(raised.line) and not is_cut(exception)
+            if exception.line.stream == raised.line.stream and not is_cut(exception)
         ]
         return tuple(
             exception.line for exception in later if 0 < exception.began.number - raised.line.number <= MAX_LINES_BEHIND

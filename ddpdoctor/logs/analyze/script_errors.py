@@ -9,8 +9,8 @@ from typing import Final
 from ddpdoctor.base.findings import Fix
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.facts.log import Log, LoggedException
-from ddpdoctor.logs.analyze.exceptions import is_of_launcher, short_name
 from ddpdoctor.logs.analyze.failures import Failure
+from ddpdoctor.logs.exceptions import is_of_launcher, short_name
 
 PACKAGES: Final = {
     "Crypto": "pycryptodome", "GPUtil": "GPUtil", "PIL": "pillow", "absl": "absl-py", "accelerate": "accelerate", "albumentations": "albumentations",

@@ -61,8 +61,7 @@ def _is_said(said: Mapping[str, str], settings: launchers.Settings) -> bool:
 
 
 def as_the_log_names(snapshot: Snapshot, seen: Iterable[SignMatch], catalogue: Catalogue) -> Snapshot:
-    """Keep the facts of a host as far as they are of what these words name; of another port, say, than was looked at
-    nothing is known."""
+    """Keep the facts of a host as far as they are of what these words name: another port's tell nothing."""
     said, environment, network = settings_said(seen, catalogue), snapshot.environment, snapshot.network
     if not said or (not isinstance(environment, Unknown) and _is_said(said, environment)):
         return snapshot

@@ -15,7 +15,7 @@ from ddpdoctor.engine.log_traits import Particulars
 from ddpdoctor.engine.registry import requires
 from ddpdoctor.facts.log import Log, LogFile, LogFrame, LoggedException, LoggedStack, LogLine, SignMatch
 from ddpdoctor.knowledge.frameworks import is_of_framework, phase_of
-from ddpdoctor.logs.analyze.exceptions import is_of_library, with_slashes
+from ddpdoctor.logs.exceptions import is_of_library, with_slashes
 
 NO_LOG: Final = "no log was read"
 MAX_VALUES: Final = 4

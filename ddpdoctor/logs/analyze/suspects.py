@@ -14,7 +14,7 @@ from ddpdoctor.facts.log import SignMatch
 from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.logs.analyze.failures import Failure, FailureKind
 from ddpdoctor.logs.analyze.illness_traits import is_certain, is_grave
-from ddpdoctor.logs.analyze.order import Timeline
+from ddpdoctor.logs.analyze.timeline import Timeline
 
 MAX_SUSPECTS: Final = 3
 """Suspects that are named."""
@@ -75,8 +75,7 @@ class Ranked(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def order(self) -> tuple[int, bool, bool, bool, int, int]:
-        """Return a sort key: what tells a cause, is certain and grave first, then what more and longer signs speak
-        for."""
+        """Sort by what tells a cause, is certain and grave, then by what more and longer signs speak for."""
         signs = {sighting.sign for sighting in self.sightings}
         longest = max(map(len, signs), default=0)
         return self.place, self.sums_up, not self.certain, not self.grave, -len(signs), -longest

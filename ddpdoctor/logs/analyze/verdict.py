@@ -14,17 +14,19 @@ from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.log import Log, LoggedException, LogLine, ProcessExit, SignMatch
 from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.logs.analyze.attempts import attempts_of
-from ddpdoctor.logs.analyze.endings import TERMINATIONS, signal_of
-from ddpdoctor.logs.analyze.exceptions import is_alike, is_cut, is_of_launcher, kind_of
+from ddpdoctor.logs.analyze.endings import signal_of
 from ddpdoctor.logs.analyze.failures import Failure, FailureKind, failures_of
-from ddpdoctor.logs.analyze.handled_exceptions import merely_said, survived
 from ddpdoctor.logs.analyze.illness_traits import is_grave, is_of_host, is_of_network
-from ddpdoctor.logs.analyze.order import LEAST_WEIGHT, Timeline, lead_of, says_much, weight
-from ddpdoctor.logs.analyze.rank_attribution import ended_well, exit_of, own_exit, silent_ranks, with_rank
+from ddpdoctor.logs.analyze.order import lead_of
+from ddpdoctor.logs.analyze.rank_attribution import exit_of, own_exit, silent_ranks, with_rank
 from ddpdoctor.logs.analyze.script_errors import program_that_failed
+from ddpdoctor.logs.analyze.survival import ended_well, got_over, merely_said, survived
 from ddpdoctor.logs.analyze.suspects import MAX_SUSPECTS, EvidencePosition, Ranked, beside, chosen, ranked_suspects
 from ddpdoctor.logs.analyze.suspects import Suspect as Suspect
+from ddpdoctor.logs.analyze.timeline import Timeline, says_much
 from ddpdoctor.logs.analyze.timeouts import hypotheses
+from ddpdoctor.logs.exceptions import is_alike, is_cut, is_of_launcher, kind_of
+from ddpdoctor.logs.launch_failures import TERMINATIONS
 
 MAX_LINES_BEFORE: Final = 8
 """Lines."""
@@ -115,18 +117,13 @@ def _names_cause(verdict: LogVerdict, catalogue: Catalogue) -> bool:
 def _of_attempt(log: Log, catalogue: Catalogue) -> LogVerdict:
     failures = failures_of(log, catalogue)
     course = Timeline(log, failures, catalogue)
-    fallen = any(failure.is_effect for failure in failures)
-    own = [
-        failure
-        for failure in failures
-        if not failure.is_effect and not (fallen and weight(failure, course) == LEAST_WEIGHT)
-    ]
+    own = [failure for failure in failures if not failure.is_effect]
     effects = tuple(seen for failure in failures for seen in failure.effects)
     lead = lead_of(own, course)
-    if ended_well(log, failures, catalogue) and not _errors_behind(log, failures, course):
-        return _ended_well(log, own, failures, course)
+    if ended_well(course) and not _errors_behind(course):
+        return _ended_well(own, course)
     if lead is None:
-        return _without_cause(log, failures, effects, course)
+        return _without_cause(effects, course)
     ranked = ranked_suspects(lead, own, course)
     outcome = _outcome(lead, ranked, bool(effects) and not _was_ended(lead, failures))
     if outcome is RunOutcome.ILLNESS:
@@ -134,38 +131,38 @@ def _of_attempt(log: Log, catalogue: Catalogue) -> LogVerdict:
         suspects = suspects or _lost(effects)
     else:
         slug = catalogue.slug_for(TOPICS[outcome]) if outcome in TOPICS else ""
-        sure = not course.only_announced(lead)
+        sure = not got_over(lead, course)
         why = WHY_LEAD if sure else WHY_ANNOUNCED
         suspects = (Suspect(slug=slug, sure=sure, sightings=lead.signs, why=why),) if slug else ()
         also = beside(ranked, suspects)
     return LogVerdict(
         outcome=outcome,
         suspects=suspects,
-        lead=with_rank(lead, log, failures, catalogue),
+        lead=with_rank(lead, course),
         raised=lead.raised,
-        exited=own_exit(lead, log) or exit_of(lead, log),
+        exited=own_exit(lead, course) or exit_of(lead, course),
         effects=effects,
         also=also,
-        others=_others(lead, own, log, course),
-        said=_said_before(log, failures, course, lead) if (lead.exited or _is_cut(lead)) and not lead.signs else (),
-        ended_well=outcome is RunOutcome.ILLNESS and _only_warns(log, failures, course),
+        others=_others(lead, own, course),
+        said=_said_before(course, lead) if (lead.exited or lead.raises(is_cut)) and not lead.signs else (),
+        ended_well=outcome is RunOutcome.ILLNESS and _only_warns(course),
     )
 
 
-def _only_warns(log: Log, failures: Sequence[Failure], course: Timeline) -> bool:
+def _only_warns(course: Timeline) -> bool:
     """Whether libraries only warn of what they try again, and fit an illness: where the log was cut, or the run goes on, nothing failed. Or
     whether the training has come to its end in spite of what was said, as a monitor may."""
     mere = all(
         failure.kind is FailureKind.SAID and not failure.names and _TRIES_ON.match(failure.line.text)
-        for failure in failures
+        for failure in course.failures
     )
-    said = all(failure.kind is FailureKind.SAID and not failure.effects for failure in failures)
-    last = max((last_words.line for last_words in log.last), key=lambda line: line.order, default=None)
+    said = all(failure.kind is FailureKind.SAID and not failure.effects for failure in course.failures)
+    last = course.latest
     complete = said and last is not None and _COMPLETE.search(last.text) and not _INCOMPLETE.search(last.text)
-    return bool(mere or complete) and not _last_errors(log, course)
+    return bool(mere or complete) and not _last_errors(course)
 
 
-def _others(lead: Failure, own: Sequence[Failure], log: Log, course: Timeline) -> tuple[LoggedException, ...]:
+def _others(lead: Failure, own: Sequence[Failure], course: Timeline) -> tuple[LoggedException, ...]:
     """Mistakes that other ranks made by themselves: none that the lead's rank has made as well, as one of a chain or at its end."""
     kinds: dict[object, LoggedException] = {}
     for failure in own:
@@ -176,10 +173,14 @@ def _others(lead: Failure, own: Sequence[Failure], log: Log, course: Timeline) -
             or failure.attempt != lead.attempt
         ):
             continue
-        if not (course.outlived(failure) or course.only_announced(failure)):
+        if not (course.outlived(failure) or got_over(failure, course)):
             kinds.setdefault(kind_of(failure.raised), failure.raised)
     line = lead.raised.line if lead.raised else None
-    same = [raised for raised in log.raised if line and (raised.line.file, raised.line.rank) == (line.file, line.rank)]
+    same = [
+        raised
+        for raised in course.log.raised
+        if line and (raised.line.file, raised.line.rank) == (line.file, line.rank)
+    ]
     return tuple(kind for kind in kinds.values() if not any(is_alike(kind, mine) for mine in same))
 
 
@@ -231,7 +232,7 @@ def _lost(effects: Sequence[SignMatch]) -> tuple[Suspect, ...]:
     )[:MAX_SUSPECTS]
 
 
-def _ended_well(log: Log, own: Sequence[Failure], failures: Sequence[Failure], course: Timeline) -> LogVerdict:
+def _ended_well(own: Sequence[Failure], course: Timeline) -> LogVerdict:
     """What it got over is no failure; warnings are something to tell of all the same."""
     warnings = [
         failure
@@ -239,8 +240,10 @@ def _ended_well(log: Log, own: Sequence[Failure], failures: Sequence[Failure], c
         if failure.kind is FailureKind.SAID and failure.names and _stays_sick(course.catalogue, failure.names[0].slug)
     ]
     if not warnings:
-        caught = {failure.line for failure in failures if not failure.exited and (failure.raised or failure.names)}
-        lines = sorted({*caught, *survived(log, failures, course.catalogue)}, key=lambda line: line.order)
+        caught = {
+            failure.line for failure in course.failures if not failure.exited and (failure.raised or failure.names)
+        }
+        lines = sorted({*caught, *survived(course)}, key=lambda line: line.order)
         return LogVerdict(outcome=RunOutcome.NOTHING, ended_well=True, survived=tuple(lines))
     suspects, also = chosen(ranked_suspects(warnings[0], warnings, course))
     return LogVerdict(outcome=RunOutcome.ILLNESS, suspects=suspects, lead=warnings[0].line, also=also, ended_well=True)
@@ -251,27 +254,20 @@ def _stays_sick(catalogue: Catalogue, slug: str) -> bool:
     return not is_grave(catalogue, slug) or is_of_host(catalogue, slug)
 
 
-def _is_cut(failure: Failure) -> bool:
-    return failure.raised is not None and is_cut(failure.raised)
-
-
-def _of_launcher(failure: Failure) -> bool:
-    return failure.raised is not None and is_of_launcher(failure.raised)
-
-
-def _only_ended(log: Log, failures: Sequence[Failure], course: Timeline) -> LogVerdict:
+def _only_ended(failures: Sequence[Failure], course: Timeline) -> LogVerdict:
     """Nothing is known but that processes ended: told to, or by themselves, and their own words are elsewhere; or an exception without
     its traceback stands right before, or in the launcher's own words."""
     first = next((failure for failure in failures if failure.exited and failure.exited.first), failures[0])
     # Those that the launcher ends, it may tell of before the one that failed.
-    told_of = [process_exit.line for process_exit in log.exited if process_exit.line.file == failures[0].line.file]
-    if cause := _just_before(min(told_of, key=lambda line: line.order), log, course):
-        lead = with_rank(msgspec.structs.replace(first, line=cause), log, failures, course.catalogue)
-        return LogVerdict(outcome=RunOutcome.UNRECOGNISED, lead=lead, exited=own_exit(first, log))
-    if first.exited and first.exited.first and _EXCEPTION.match(first.exited.error):
+    told_of = [
+        process_exit.line for process_exit in course.log.exited if process_exit.line.file == failures[0].line.file
+    ]
+    line = _just_before(min(told_of, key=lambda line: line.order), course)
+    if line is None and first.exited and first.exited.first and _EXCEPTION.match(first.exited.error):
         line = msgspec.structs.replace(first.line, text=first.exited.error)
-        lead = with_rank(msgspec.structs.replace(first, line=line), log, failures, course.catalogue)
-        return LogVerdict(outcome=RunOutcome.UNRECOGNISED, lead=lead, exited=own_exit(first, log))
+    if line:
+        lead = with_rank(msgspec.structs.replace(first, line=line), course)
+        return LogVerdict(outcome=RunOutcome.UNRECOGNISED, lead=lead, exited=own_exit(first, course))
     told = all(failure.exited and _was_told(failure.exited) for failure in failures)
     suspects = (
         (Suspect(slug=course.catalogue.slug_for(LogTopic.STOPPED), sure=False, sightings=(), why=WHY_TOLD),)
@@ -281,50 +277,45 @@ def _only_ended(log: Log, failures: Sequence[Failure], course: Timeline) -> LogV
     return LogVerdict(
         outcome=RunOutcome.STOPPED if told else RunOutcome.EFFECTS_ONLY,
         suspects=suspects,
-        lead=with_rank(first, log, failures, course.catalogue),
-        exited=own_exit(first, log),
+        lead=with_rank(first, course),
+        exited=own_exit(first, course),
     )
 
 
-def _just_before(end: LogLine, log: Log, course: Timeline) -> LogLine | None:
+def _just_before(end: LogLine, course: Timeline) -> LogLine | None:
     """The exception without its traceback that stands right before a launcher's first word."""
     near = [
         late_error
-        for late_error in _late_errors(log, course)
+        for late_error in _late_errors(course)
         if late_error.file == end.file and 0 < end.number - late_error.number <= MAX_LINES_TO_LAUNCHER
     ]
     return next((log_line for log_line in reversed(near) if _EXCEPTION.match(log_line.text)), None)
 
 
-def _last_errors(log: Log, course: Timeline) -> list[LogLine]:
+def _last_errors(course: Timeline) -> list[LogLine]:
     """An error that its rank went on after for long was none that ends a run; what is indented is part of something else."""
-    return [late_error for late_error in _late_errors(log, course) if not merely_said(late_error, log)]
+    return [late_error for late_error in _late_errors(course) if not merely_said(late_error, course)]
 
 
-def _late_errors(log: Log, course: Timeline) -> list[LogLine]:
+def _late_errors(course: Timeline) -> list[LogLine]:
     """The same, whatever comes right behind them."""
-    return [error for error in log.errors if not error.text[:1].isspace() and not course.gone_on_after(error)]
+    return [error for error in course.log.errors if not error.text[:1].isspace() and not course.gone_on_after(error)]
 
 
-def _said_before(
-    log: Log, failures: Sequence[Failure], course: Timeline, lead: Failure | None = None
-) -> tuple[LogLine, ...]:
+def _said_before(course: Timeline, lead: Failure | None = None) -> tuple[LogLine, ...]:
     """Lines that speak of an error before all that is known to have followed; where there are none, the last words of the lead's rank."""
-    first = min((failure.began.order for failure in failures), default=0)
-    errors = [late_error for late_error in _late_errors(log, course) if late_error.order < first][:MAX_SUSPECTS]
+    first = min((failure.began.order for failure in course.failures), default=0)
+    errors = [late_error for late_error in _late_errors(course) if late_error.order < first][:MAX_SUSPECTS]
     if errors or lead is None or lead.rank is None:
         return tuple(errors)
-    return tuple(
-        last_words.line
-        for last_words in log.last
-        if last_words.rank == lead.rank and last_words.line.order < lead.line.order
-    )
+    last = course.last.get(lead.rank)
+    return (last,) if last and last.order < lead.line.order else ()
 
 
-def _errors_behind(log: Log, failures: Sequence[Failure], course: Timeline) -> bool:
+def _errors_behind(course: Timeline) -> bool:
     """Whether errors that nothing knows follow on all that the run may have got over."""
-    last = max((failure.over.order for failure in failures), default=0)
-    return bool(failures) and any(last_error.order > last for last_error in _last_errors(log, course))
+    last = max((failure.over.order for failure in course.failures), default=0)
+    return bool(course.failures) and any(last_error.order > last for last_error in _last_errors(course))
 
 
 def _was_told(exited: ProcessExit) -> bool:
@@ -334,18 +325,17 @@ def _was_told(exited: ProcessExit) -> bool:
     return signal_of(exited) in TERMINATIONS
 
 
-def _without_cause(
-    log: Log, failures: Sequence[Failure], effects: tuple[SignMatch, ...], course: Timeline
-) -> LogVerdict:
+def _without_cause(effects: tuple[SignMatch, ...], course: Timeline) -> LogVerdict:
     """Judge a log in which there are only effects, or errors that no sign knows, or nothing."""
+    log, failures = course.log, course.failures
     if not failures:
-        errors = _last_errors(log, course)
+        errors = _last_errors(course)
         lead = errors[0] if errors else None
         return LogVerdict(
             outcome=RunOutcome.UNRECOGNISED if lead else RunOutcome.NOTHING,
             lead=lead,
             ended_well=bool(log.errors and not lead),
-            survived=() if lead else survived(log, failures, course.catalogue),
+            survived=() if lead else survived(course),
         )
     if program := program_that_failed(failures):
         return LogVerdict(
@@ -353,16 +343,16 @@ def _without_cause(
             suspects=(
                 Suspect(slug=course.catalogue.slug_for(LogTopic.MISTAKE), sure=True, sightings=(), why=WHY_LEAD),
             ),
-            lead=with_rank(program, log, failures, course.catalogue),
+            lead=with_rank(program, course),
             raised=program.raised,
         )
     ends = [failure for failure in failures if failure.exited and not failure.exited.told_to]
-    if not effects and ends and all(failure.exited or _of_launcher(failure) for failure in failures):
-        return _only_ended(log, ends, course)
+    if not effects and ends and all(failure.exited or failure.raises(is_of_launcher) for failure in failures):
+        return _only_ended(ends, course)
     slugs: dict[str, list[SignMatch]] = {}
     for seen in (*effects, *(sign for failure in failures for sign in failure.signs if not failure.is_effect)):
         slugs.setdefault(seen.slug, []).append(seen)
-    silent = silent_ranks(log, failures)
+    silent = silent_ranks(course)
     why = f"{ranks_named(silent)} said nothing of it, while the others waited" if silent else WHY_EFFECT
     suspects = [
         Suspect(
@@ -377,14 +367,14 @@ def _without_cause(
         if slug not in told
     ]
     first = next((failure for failure in failures if failure.kind is not FailureKind.ENDED), failures[0])
-    last = next((last_words.line for last_words in log.last if last_words.rank in silent), None)
+    last = next((line for rank, line in course.last.items() if rank in silent), None)
     return LogVerdict(
         outcome=RunOutcome.EFFECTS_ONLY,
         suspects=tuple(suspects[:MAX_SUSPECTS]),
-        lead=last or with_rank(first, log, failures, course.catalogue),
+        lead=last or with_rank(first, course),
         raised=None if last else first.raised,
-        exited=None if last else own_exit(first, log),
+        exited=None if last else own_exit(first, course),
         effects=effects,
-        said=_said_before(log, failures, course),
+        said=_said_before(course),
         silent=silent,
     )

@@ -1,5 +1,6 @@
 """Which signs of illnesses stand in a log's lines."""
 
 __all__ = [
+    "gathering",
     "wanted_signs",
 ]

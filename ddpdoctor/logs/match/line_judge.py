@@ -11,15 +11,23 @@ import msgspec
 
 from ddpdoctor.base.log_signs import NEAR, SignRole
 from ddpdoctor.facts.log import LoggedException, LogLine
-from ddpdoctor.logs.analyze.exceptions import is_mistake
-from ddpdoctor.logs.analyze.handled_exceptions import announcement
-from ddpdoctor.logs.analyze.related_lines import LAST_ERROR
-from ddpdoctor.logs.match.mentions import mentioned
+from ddpdoctor.logs.exceptions import LAST_ERROR, announcement
+from ddpdoctor.logs.match.gathering import MAX_ERRORS_OF_A_RANK, GatheredLog, SeenSign
+from ddpdoctor.logs.match.repeated_lines import CountedLines
+from ddpdoctor.logs.match.stated_facts import learn
+from ddpdoctor.logs.match.streams import (
+    LOOK_AHEAD,
+    MAX_OPEN,
+    MAX_PENDING,
+    NEIGHBOURS_BEFORE,
+    QUOTED_APART,
+    LogStream,
+)
 from ddpdoctor.logs.match.vocabulary import Vocabulary, VocabularySign, Wanted
 from ddpdoctor.logs.parse import exit_tables
-from ddpdoctor.logs.parse.error_words import announces, is_ignored, is_name_alone, only_informs, speaks_of_error
+from ddpdoctor.logs.parse.error_words import is_ignored, is_name_alone, only_informs, speaks_of_error
 from ddpdoctor.logs.parse.exits import exits_said
-from ddpdoctor.logs.parse.gathering import MAX_ERRORS_OF_A_RANK, GatheredLog, SeenSign
+from ddpdoctor.logs.parse.file_names import LinePlace
 from ddpdoctor.logs.parse.labels import (
     Labelled,
     Style,
@@ -30,44 +38,17 @@ from ddpdoctor.logs.parse.labels import (
     unlabelled,
     without,
 )
-from ddpdoctor.logs.parse.pasted_text import (
-    ends_its_process,
-    is_all_of_it,
-    is_of_others,
-    is_only_shown,
-    tells_of,
-    unquoted,
-)
-from ddpdoctor.logs.parse.repeated_lines import CountedLines
+from ddpdoctor.logs.parse.mentions import mentioned
+from ddpdoctor.logs.parse.pasted_text import ends_its_process, is_of_others, is_only_shown
 from ddpdoctor.logs.parse.stacks import StackAssembler, begins_stack, reason_in
-from ddpdoctor.logs.parse.stated_facts import learn
-from ddpdoctor.logs.parse.streams import (
-    LOOK_AHEAD,
-    MAX_OPEN,
-    MAX_PENDING,
-    NEIGHBOURS_BEFORE,
-    QUOTED_APART,
-    AwaitedMatch,
-    LogStream,
-)
 from ddpdoctor.logs.parse.tracebacks import FRAME, HEADER, Assembler, bare, is_frame
 
 MAX_LINE_BYTES: Final = 2000
 """Bytes of a line that are kept, around what was found in it."""
-MAX_LINES_TO_ERROR: Final = 4
-"""Lines in which the error stands that a sentence announces."""
 MAX_LINES_BACK: Final = 60
 """Lines of the file that are gone back for neighbours and a time."""
 MAX_LABELLED: Final = 256
 MAX_STREAMS: Final = 8192
-
-
-class LinePlace(NamedTuple):
-    """The owner of a file, as far as its name tells."""
-
-    rank: int | None = None
-    local_rank: int | None = None
-    host: str = ""
 
 
 _EXCEPTION: Final = re.compile(r"(?!nccl[A-Z])(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception): ")
@@ -148,8 +129,7 @@ class LineJudge:
         return text[found.end() :] if found else text
 
     def _learn_prefix(self, spot: Spot, piece: bytes) -> None:
-        """Learn from a traceback's first line whatever stands before it in the same way before the frame below, if
-        that has one."""
+        """Learn what stands before a traceback's first line, and in the same way before the frame below."""
         end = spot.text.find(b"\n", spot.start)
         below = spot.text[end + 1 : end + 1 + MAX_LINE_BYTES].partition(b"\n")[0] if end >= 0 else b""
         begin = spot.text.rfind(b"\n", 0, max(spot.start - 1, 0)) + 1
@@ -181,9 +161,7 @@ class LineJudge:
         self._gathered.met(self.line(labelled, number), labelled.said_by)
 
     def read(self, spot: Spot, piece: bytes, head: Labelled | None, hits: Sequence[int], *, waiting: bool) -> LogStream:
-        """Read one line with the texts found in it, and return its stream. head: the labels of the line that it is
-        the end of."""
-        piece = unquoted(spot.text, spot.start, piece)
+        """Read one line with the texts found in it, and return its stream. head: labels of the line that it is the end of."""
         labelled = self.labelled(piece)
         if HEADER.encode() in piece:
             self._learn_prefix(spot, piece)
@@ -216,8 +194,7 @@ class LineJudge:
         return stream
 
     def _without_logger(self, labelled: Labelled, stream: LogStream) -> Labelled:
-        """Return a line of a traceback, of a table, or right behind one, as the program has written it: not as a
-        logger tags it."""
+        """Return a line of a traceback or of a table as the program has written it: not as a logger tags it."""
         if labelled.logger:
             self._loggers[id(stream)] = labelled.logger
         elif logger := self._loggers.get(id(stream)):
@@ -332,40 +309,29 @@ class LineJudge:
             return True
         quoted = self._quoted(spot, line, sign.sign.text)
         quoted |= sign.sign.role is not SignRole.EFFECT and only_informs(line.text)
+        match = SeenSign(sign, self._timed(spot, stream, line), words, quoted, beside=near)
         if is_near:
-            seen = self._keep(spot, stream, self._timed(spot, stream, line), sign, words, quoted=quoted)
-            if seen:
-                seen.beside = near
+            if self._gathered.sighting(match) and self._gathered.wants_neighbours:
+                match.before = tuple(self._before(spot, match.line))
+                stream.wanting.append((match.after, line.number + LOOK_AHEAD))
             return True
         waiting = stream.pending.setdefault(sign.near, [])
         if len(waiting) >= MAX_PENDING:
             del waiting[MAX_PENDING // 2]
-        waiting.append(AwaitedMatch(sign, self._timed(spot, stream, line), words, quoted))
+        waiting.append(match)
         return False
-
-    def _keep(
-        self, spot: Spot, stream: LogStream, line: LogLine, sign: VocabularySign, words: dict[str, str], *, quoted: bool
-    ) -> SeenSign | None:
-        seen = self._gathered.sighting(sign, line, words, quoted)
-        if seen and self._gathered.wants_neighbours:
-            seen.before = tuple(self._before(spot, line))
-            stream.wanting.append((seen.after, line.number + LOOK_AHEAD))
-        return seen
 
     def _is_beside(self, line: LogLine, other: LogLine, sign: VocabularySign) -> bool:
         return line.number - other.number <= (sign.sign.within or self._near)
 
     def _settle(self, stream: LogStream, near: int, line: LogLine) -> None:
         """Let sightings count that waited for that text."""
-        for awaited_match in stream.pending.pop(near, ()):
-            if not self._is_beside(line, awaited_match.line, awaited_match.sign) or self._gathered.again(
-                awaited_match.sign, awaited_match.line
+        for waiting in stream.pending.pop(near, ()):
+            if self._is_beside(line, waiting.line, waiting.sign) and not self._gathered.again(
+                waiting.sign, waiting.line
             ):
-                continue
-            if seen := self._gathered.sighting(
-                awaited_match.sign, awaited_match.line, awaited_match.words, awaited_match.quoted
-            ):
-                seen.beside = line
+                waiting.beside = line
+                self._gathered.sighting(waiting)
 
     def _error(self, spot: Spot, stream: LogStream, line: LogLine, hits: dict[int, None]) -> None:
         words = [self._vocabulary.words[hit] for hit in hits if Wanted.ERROR in self._vocabulary.wanted[hit]]
@@ -373,10 +339,7 @@ class LineJudge:
             return
         if is_ignored(log_line.text for log_line in self._back(spot, line)):
             return
-        error = self._announced(spot, line) if announces(line.text) else line
-        if error is None:
-            return
-        timed = self._timed(spot, stream, error)
+        timed = self._timed(spot, stream, line)
         if LAST_ERROR in words:
             stream.wanting.append((self._gathered.told_behind(line), line.number + LOOK_AHEAD))
         elif raised := bare(timed) or self._uncaught(spot, timed):
@@ -384,30 +347,17 @@ class LineJudge:
         else:
             self._gathered.error(self._with_message(spot, timed) if is_name_alone(line.text) else timed)
 
-    def _announced(self, spot: Spot, line: LogLine) -> LogLine | None:
-        """Find the error below a sentence that announces it; None: that line is read for its own sake."""
-        begin = spot.text.find(b"\n", spot.start) + 1 or len(spot.text)
-        below = spot.text[begin : begin + MAX_LINE_BYTES].split(b"\n")[:MAX_LINES_TO_ERROR]
-        for number, piece in enumerate(below, start=spot.number + 1):
-            if piece.strip() and not piece.lstrip().startswith(b"```"):
-                if self._vocabulary.knows(piece):
-                    return None
-                return self.line(self.labelled(unquoted(spot.text, begin, piece.rstrip(b"\r"))), number)
-            begin += len(piece) + 1
-        return line
-
     def _uncaught(self, spot: Spot, line: LogLine) -> LoggedException | None:
-        """The exception, without its traceback, before which torch's own hook has put the rank, or behind which its process ends: nobody has
-        caught it; or a mistake's of which somebody reports."""
+        """The exception, without its traceback, that nobody has caught: torch's own hook, or its process's end, shows it."""
         if not _EXCEPTION.match(line.text):
             return None
-        name, _, message = line.text.partition(":")
-        raised = LoggedException(exception=name, message=message.strip(), line=line, began=line)
-        caught = not (_OF_HOOK.match(spot.text, spot.start) or ends_its_process(spot.text, spot.start))
-        if caught and not (is_mistake(raised) and is_all_of_it(spot.text, spot.start)):
+        if not (_OF_HOOK.match(spot.text, spot.start) or ends_its_process(spot.text, spot.start)):
             return None
+        name, _, message = line.text.partition(":")
         self._bare[line.rank] += 1
-        return raised if self._bare[line.rank] <= MAX_ERRORS_OF_A_RANK else None
+        if self._bare[line.rank] > MAX_ERRORS_OF_A_RANK:
+            return None
+        return LoggedException(exception=name, message=message.strip(), line=line, began=line)
 
     def _with_message(self, spot: Spot, line: LogLine) -> LogLine:
         """Join the name of an exception with the first line of its message, which stands below it."""
@@ -421,8 +371,7 @@ class LineJudge:
             return True
         # Only an indented line can be the code of a frame above it, and only a hash another line's.
         previous = next(self._back(spot, line), None) if _BEHIND_ANOTHER.match(line.text) else None
-        told = tells_of(spot.text, line.text, literal)
-        return mentioned(line.text, literal, previous.text if previous else "", told=told)
+        return mentioned(line.text, literal, previous.text if previous else "")
 
     @property
     def _near(self) -> int:

@@ -7,14 +7,14 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from ddpdoctor.logs.match.line_judge import MAX_LINE_BYTES, LineJudge, LinePlace, Spot
+from ddpdoctor.logs.match.gathering import GatheredLog
+from ddpdoctor.logs.match.line_judge import MAX_LINE_BYTES, LineJudge, Spot
+from ddpdoctor.logs.match.repeated_lines import MAX_ENTRIES, Routine, key_of
+from ddpdoctor.logs.match.streams import LogStream
 from ddpdoctor.logs.match.vocabulary import Vocabulary
 from ddpdoctor.logs.parse.encodings import colourless
-from ddpdoctor.logs.parse.file_names import uncontradicted
-from ddpdoctor.logs.parse.gathering import GatheredLog
+from ddpdoctor.logs.parse.file_names import LinePlace, uncontradicted
 from ddpdoctor.logs.parse.labels import OF_TORCHRUN, Labelled, StyleFinder
-from ddpdoctor.logs.parse.repeated_lines import MAX_ENTRIES, Routine, key_of
-from ddpdoctor.logs.parse.streams import LogStream
 
 BLOCK_BYTES: Final = 1 << 20
 """Bytes that are searched at once."""
@@ -86,8 +86,7 @@ class FileScan:
             self._take(BLOCK_BYTES)
 
     def _take(self, size: int) -> None:
-        """Search so much of what is held, or less: whole lines, if it holds one; of the last, all, though nothing
-        ends its last line."""
+        """Search so much of what is held, or less: whole lines, if it holds one; of the last, all."""
         taken = self._pieces.rfind(b"\n", 0, size) + 1 or min(size, len(self._pieces))
         if self._ends and len(self._pieces) <= size:
             taken = len(self._pieces)
@@ -241,8 +240,7 @@ class FileScan:
         return self._within and start == self._begin
 
     def _parts(self, text: bytes, start: int, end: int, key: bytes, hits: list[Hit]) -> None:
-        """Split a line that a progress bar has written over and over, or that is too long to be kept, into what is
-        around the hits."""
+        """Split a line that was written over and over, or is too long to be kept, into what is around the hits."""
         goes_on = self._goes_on(start)
         head: Labelled | None = None
         at = 0
@@ -271,8 +269,7 @@ class FileScan:
             self._piece(text, begin, end, head, key, [])
 
     def _after_what_is_left_out(self, hits: list[Hit], at: int, stop: int) -> int:
-        """Tell which hit is read next of a part without an end, as a line of megabytes is: after many only the last
-        in each block."""
+        """Tell which hit is read next of a part without an end: after many only the last in each block."""
         self._pieces_of_one += 1
         if self._pieces_of_one <= MAX_PIECES:
             return at

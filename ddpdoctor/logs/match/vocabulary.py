@@ -11,7 +11,6 @@ from typing import Final, NamedTuple
 import ahocorasick_rs
 
 from ddpdoctor.base.log_signs import LogSign
-from ddpdoctor.logs.match.harmless_texts import HarmlessText
 from ddpdoctor.logs.parse.tracebacks import HEADER
 
 
@@ -55,13 +54,13 @@ class Vocabulary:
     def __init__(
         self,
         signs: Iterable[tuple[str, LogSign]],
-        harmless: Iterable[HarmlessText] = (),
+        harmless: Iterable[LogSign] = (),
         others: Iterable[tuple[str, Wanted]] = ((HEADER, Wanted.TRACEBACK),),
     ) -> None:
         self.texts: list[bytes] = []
         self.words: list[str] = []
         self.signs: list[list[VocabularySign]] = []
-        self.harmless: list[HarmlessText | None] = []
+        self.harmless: list[LogSign | None] = []
         self.wanted: list[set[Wanted]] = []
         self._places: dict[bytes, int] = {}
         for number, (slug, sign) in enumerate(signs):
@@ -98,11 +97,6 @@ class Vocabulary:
             self.harmless.append(None)
             self.wanted.append(set())
         return self._places[literal]
-
-    def knows(self, line: bytes) -> bool:
-        """Whether a line is read for something in it: a sign, a message of healthy runs, a word of an error, a traceback."""
-        places = {place for place, _, _ in self.matches(memoryview(line))}
-        return any(self.signs[place] or self.harmless[place] or self.wanted[place] - {Wanted.FACT} for place in places)
 
     @cached_property
     def longest(self) -> int:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from functools import cache
 
+from ddpdoctor.base.log_signs import HEALTHY_RUNS
 from ddpdoctor.engine.registry import Catalogue
-from ddpdoctor.logs.match.harmless_texts import HARMLESS
+from ddpdoctor.logs.match import stated_facts as facts_said
 from ddpdoctor.logs.match.vocabulary import Vocabulary, Wanted
 from ddpdoctor.logs.parse import exit_tables, exits, stacks
-from ddpdoctor.logs.parse import stated_facts as facts_said
 from ddpdoctor.logs.parse.error_words import ERROR_WORDS
 from ddpdoctor.logs.parse.tracebacks import FRAME, HEADER
 
 
 @cache
 def vocabulary(catalogue: Catalogue) -> Vocabulary:
-    """Collect what the signs of a catalogue and the engine itself search for, once for a catalogue: it takes a tenth
-    of a second."""
+    """Collect what the signs and the engine itself search for, once for a catalogue: it takes a tenth of a second."""
     signs = [(check.slug, sign) for check in catalogue.checks for sign in check.log_signs]
     others = [
         (HEADER, Wanted.TRACEBACK),
@@ -26,4 +25,4 @@ def vocabulary(catalogue: Catalogue) -> Vocabulary:
         *((text, Wanted.EXIT) for text in (*exits.LITERALS, *exit_tables.BEGINNINGS)),
         *((text, Wanted.FACT) for text in facts_said.LITERALS),
     ]
-    return Vocabulary(signs, HARMLESS, others)
+    return Vocabulary(signs, catalogue.read_signs().get(HEALTHY_RUNS, ()), others)

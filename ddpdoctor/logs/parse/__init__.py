@@ -1,6 +1,1 @@
 """From bytes to lines, labels, times, tracebacks and exits. Judges nothing."""
-
-__all__ = [
-    "gathering",
-    "reading",
-]

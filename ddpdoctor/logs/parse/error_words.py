@@ -8,8 +8,8 @@ from functools import cache
 from itertools import islice, product
 from typing import Final
 
-from ddpdoctor.logs.analyze.launch_failures import BESIDE_GIVING_UP, GIVES_UP, SSH_FAILURES, STARTS_AGAIN
-from ddpdoctor.logs.analyze.related_lines import LAST_ERROR
+from ddpdoctor.logs.exceptions import LAST_ERROR
+from ddpdoctor.logs.launch_failures import BESIDE_GIVING_UP, GIVES_UP, SSH_FAILURES, STARTS_AGAIN
 
 _GLOG_WORDS: Final = (*map("".join, product(("[E", "[F"), " 0123456789")), "torch/distributed/")
 """Severity and month, as torch's C++ writes them, and the module, as its Python does: what the rest of such a line is like, `_GLOG` knows."""
@@ -78,10 +78,6 @@ _GLOG: Final = re.compile(
 
 _NAME_ALONE: Final = re.compile(r"^(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception):\s*$")
 """An exception whose message stands on the next lines, where an editor has taken the blank at this one's end."""
-_ANNOUNCES: Final = re.compile(
-    r"(?=(?:\s*[\w'’@,()/-]+){4})[^:]{0,400}\b(?:an?|the|this|that|my|following|same|such|other|next)\b[^:]{0,80}\berrors?\b[^:]{0,40}:\s*$"
-)
-"""A sentence of some words, with an article before its error."""
 _IGNORED: Final = re.compile(r"Exception ignored (?:in|on|while)\b|.*UserWarning: Plan failed with an? ")
 _EXCEPTION: Final = re.compile(r"Traceback \(most|[A-Za-z_][\w.]*(?:Error|Exception)(?::|$)")
 MAX_LINES_LEFT: Final = 8
@@ -119,11 +115,6 @@ def speaks_of_error(text: str, word: str) -> bool:
     if "ERROR" in word and _CONTINUES.match(text):
         return False
     return bool(_pattern(word).search(text))
-
-
-def announces(text: str) -> bool:
-    """Whether it is a sentence that ends by saying that the error stands below."""
-    return text.rstrip().endswith(":") and len(text) < 500 and bool(_ANNOUNCES.match(text))
 
 
 def is_ignored(before: Iterable[str]) -> bool:

@@ -8,9 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
-from typing import Final
-
-from ddpdoctor.logs.match.line_judge import LinePlace
+from typing import Final, NamedTuple
 
 _TORCHRUN: Final = re.compile(r"(?:^|/)attempt_\d+/(?P<local>\d{1,4})/(?:stderr|stdout|error)\.(?:log|json)(?:\.gz)?$")
 _LOCAL: Final = re.compile(r"(?:^|[_.-])local_?rank[_.=-]?(?P<number>\d{1,6})(?=[_.-]|$)", re.IGNORECASE)
@@ -48,6 +46,14 @@ _SAYS_LOCAL_RANK: Final = (
 """Of the processes of a torchrun, whose output the file then is."""
 
 
+class LinePlace(NamedTuple):
+    """The owner of a file, as far as its name tells."""
+
+    rank: int | None = None
+    local_rank: int | None = None
+    host: str = ""
+
+
 def places_of(names: Sequence[str]) -> Mapping[str, LinePlace]:
     """Tell whose the files are that are read as one run."""
     paths = {name: PurePath(name).as_posix() for name in names}
@@ -67,8 +73,7 @@ def place_of(name: str) -> LinePlace:
 
 
 def uncontradicted(place: LinePlace, text: bytes) -> LinePlace:
-    """Return the place without a rank that a part of the file contradicts: a node's launcher shows what several ranks
-    say."""
+    """Return the place without a rank that a part of the file contradicts, as a launcher's of several ranks."""
     if place.rank is None:
         return place
     said, local = (

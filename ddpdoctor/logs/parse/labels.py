@@ -245,8 +245,7 @@ def tags_output(logger: str) -> bool:
 
 @lru_cache(256)
 def without(logger: str) -> re.Pattern[str]:
-    """Make what finds the same logger's prefix before other lines of that output: with another clock, and of an empty
-    line without its blank."""
+    """Make what finds the same logger's prefix before other lines: with another clock, or without its last blank."""
     named = logger.rstrip(" ")
     words = re.sub(r"\d+", r"\\d+", re.escape(named))
     return re.compile(rf"^{words}(?:{logger[len(named) :]}|$)")

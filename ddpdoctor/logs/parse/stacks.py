@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ddpdoctor.facts.log import LogFrame, LoggedStack, LogLine
-from ddpdoctor.logs.analyze.exceptions import own_frame
+from ddpdoctor.logs.exceptions import own_frame
 
 LITERALS: Final = ("(most recent call first):", '): "MainThread"')
 _HEADER: Final = re.compile(
@@ -33,8 +33,7 @@ def begins_stack(text: str) -> bool:
 
 
 def reason_in(texts: list[str]) -> str:
-    """Tell why the stacks were written, by the lines before them, the nearest first: "Fatal Python error: Aborted",
-    "Timeout (0:00:20)!"."""
+    """Tell why the stacks were written, by the lines before them, the nearest first: "Timeout (0:00:20)!"."""
     return next((text.strip() for text in texts if _REASON.match(text)), "")
 
 
@@ -70,8 +69,7 @@ class StackAssembler:
         return bool(_NOT_TOLD.match(text))
 
     def stack(self) -> LoggedStack | None:
-        """Return the stack of the thread that tells most: the one that failed, where it has a line of the script;
-        else the main thread, which is the last."""
+        """Return the stack of the thread that tells most: the one that failed, else the main thread."""
         with_frames = [thread for thread in self._threads if thread.frames]
         with_own = [with_frame for with_frame in with_frames if own_frame(with_frame.frames[::-1])]
         current = [thread for thread in with_own if thread.current]

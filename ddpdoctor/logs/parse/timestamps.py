@@ -41,16 +41,14 @@ def seconds_of(found: re.Match[str]) -> float | None:
 
 
 def ahead_of(found: re.Match[str]) -> float | None:
-    """Return the seconds by which the clock of a `COLLECTED` timestamp is before UTC; None where it doesn't say its
-    zone."""
+    """Return the seconds by which a `COLLECTED` timestamp is before UTC; None where it doesn't say its zone."""
     zone = found["zone"] or found["bzone"]
     return _ahead(zone).total_seconds() if zone else None
 
 
 @lru_cache(4096)
 def _second_of(date: str, day: str, clock: str, zone: str) -> float | None:
-    """Convert a date and a clock to seconds since 1970. date: with its year, or a month alone. Many lines are of the
-    same second."""
+    """Convert a date, or a month and a day, and a clock to seconds since 1970; many lines are of one second."""
     try:
         if day:
             year, month, number = NO_YEAR, _MONTHS.get(date) or int(date), int(day)

@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from ddpdoctor.facts.log import LogFrame, LoggedException, LogLine
-from ddpdoctor.logs.analyze.exceptions import is_of_library
+from ddpdoctor.logs.exceptions import is_of_library
 
 HEADER: Final = "Traceback (most recent call last)"
 FRAME: Final = 'File "'
@@ -85,7 +85,7 @@ class Assembler:
             self._own_line(line)
             return None
         # Where a paste has lost its indentation, the code stands right behind its frame.
-        if _width(text) > self._indent or (self._ends_in_frame and _is_flat(self._latest.text)):
+        if _width(text) > self._indent or (self._ends_in_frame and self._latest.text.startswith(FRAME)):
             self._code(text)
             self._own_line(line)
             return None
@@ -175,10 +175,6 @@ def begins_below(raised: LoggedException, line: LogLine) -> bool:
 
 def _plain(text: str) -> str:
     return _MARKS.sub("", text) if text.lstrip()[:1] in ("+", "|") else text
-
-
-def _is_flat(text: str) -> bool:
-    return text.startswith(FRAME)
 
 
 def _width(text: str) -> int:

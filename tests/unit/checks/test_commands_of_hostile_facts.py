@@ -32,7 +32,7 @@ from ddpdoctor.facts.remedies import Remedy
 from ddpdoctor.facts.snapshot import GROUPS, Snapshot
 from ddpdoctor.logs.diagnosis import judge_log
 from ddpdoctor.logs.match.wanted_signs import vocabulary
-from ddpdoctor.logs.parse.reading import read_logs
+from ddpdoctor.logs.reading import read_logs
 from tests.log_corpus import LOGS
 from tests.support.fixture_hosts import JSON_NAMES, host_cases
 from tests.support.shell_words import SHELL, carried_out, is_bare

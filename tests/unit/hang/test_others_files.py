@@ -25,7 +25,7 @@ from ddpdoctor.hang.flight_recorder.dump_files import DumpContents, read_dump_fi
 from ddpdoctor.hang.flight_recorder.plain_pickles import NotRead
 from ddpdoctor.hang.ras.mapped_nccl import mapped_nccl
 from ddpdoctor.logs.match.wanted_signs import vocabulary
-from ddpdoctor.logs.parse.reading import read_logs
+from ddpdoctor.logs.reading import read_logs
 from ddpdoctor.probes import environment
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.elf import NotElf, opened

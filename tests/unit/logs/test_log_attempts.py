@@ -12,7 +12,7 @@ from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
 from ddpdoctor.logs.diagnosis import judge_log
 from ddpdoctor.logs.match.wanted_signs import vocabulary
-from ddpdoctor.logs.parse.reading import read_logs
+from ddpdoctor.logs.reading import read_logs
 from ddpdoctor.logs.render_words import headline, other_attempts
 from tests.support.logs_by_hand import read
 

@@ -12,7 +12,7 @@ from ddpdoctor.engine.registry import NotApplicable
 from ddpdoctor.facts.log import Log, LogFile
 from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
 from ddpdoctor.logs.match.wanted_signs import vocabulary
-from ddpdoctor.logs.parse.reading import read_logs
+from ddpdoctor.logs.reading import read_logs
 from tests.log_corpus import LOGS, log_of
 
 SAID = (

@@ -15,7 +15,7 @@ from ddpdoctor.facts.log import Log, LogLine
 from ddpdoctor.logs.match import scanning
 from ddpdoctor.logs.match.line_judge import MAX_LINE_BYTES, LineJudge
 from ddpdoctor.logs.match.wanted_signs import vocabulary
-from ddpdoctor.logs.parse.reading import read_logs
+from ddpdoctor.logs.reading import read_logs
 
 SAYS = "loss: nan CUDA out of memory. Error: x"
 SHAPES: dict[str, Callable[[int], str]] = {

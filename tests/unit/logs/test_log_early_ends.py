@@ -8,7 +8,7 @@ import pytest
 from ddpdoctor.base.log_signs import SignRole
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.log import LoggedException, LogLine, SignMatch
-from ddpdoctor.logs.analyze.exit_hints import WITH_THREADS
+from ddpdoctor.logs.analyze.endings import WITH_THREADS
 from ddpdoctor.logs.analyze.verdict import verdict_of
 from tests.support.logs_by_hand import exited, line, log, raised, seen
 

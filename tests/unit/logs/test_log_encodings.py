@@ -10,7 +10,7 @@ import pytest
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.log import Log
 from ddpdoctor.logs.match.wanted_signs import vocabulary
-from ddpdoctor.logs.parse.reading import DEVICE, NO_TEXT, SOURCE, read_logs
+from ddpdoctor.logs.reading import DEVICE, NO_TEXT, SOURCE, read_logs
 
 TRACEBACK = "Traceback (most recent call last):\n  File \"train.py\", line 3, in <module>\n    f()\nKeyError: 'x'"
 

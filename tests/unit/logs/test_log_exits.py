@@ -10,7 +10,7 @@ from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.log import Log, ProcessExit
 from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
 from ddpdoctor.logs.match.wanted_signs import vocabulary
-from ddpdoctor.logs.parse.reading import read_logs
+from ddpdoctor.logs.reading import read_logs
 
 
 def read(text: str) -> Log:

@@ -9,10 +9,9 @@ import pytest
 
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.logs.analyze.verdict import verdict_of
-from ddpdoctor.logs.match.line_judge import LinePlace
 from ddpdoctor.logs.match.wanted_signs import vocabulary
-from ddpdoctor.logs.parse.file_names import place_of, places_of
-from ddpdoctor.logs.parse.reading import read_logs
+from ddpdoctor.logs.parse.file_names import LinePlace, place_of, places_of
+from ddpdoctor.logs.reading import read_logs
 
 BUG = 'Traceback (most recent call last):\n  File "/home/ada/train.py", line 6, in <module>\n    main()\nKeyError: 3\n'
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.log import Log
 from ddpdoctor.logs.match import scanning
+from ddpdoctor.logs.match.gathering import GatheredLog
 from ddpdoctor.logs.match.scanning import FileScan
 from ddpdoctor.logs.match.wanted_signs import vocabulary
 from ddpdoctor.logs.parse.encodings import encoding_of, without_holes
-from ddpdoctor.logs.parse.gathering import GatheredLog
-from ddpdoctor.logs.parse.reading import read_logs
+from ddpdoctor.logs.reading import read_logs
 
 PARTS = [
     b"\n", b"\r", b"\r\n", b"\0", b"\xff\xfe", b"\x1b[31m", b"\x1b[0m", b" ", b"  ", b"[rank3]: ", b"[default1]:", b"3: ",

@@ -11,12 +11,12 @@ import pytest
 
 from ddpdoctor.checks.catalogue import catalogue, find_check, packaged_signs
 from ddpdoctor.facts.log import Log, LogFile
-from ddpdoctor.knowledge.cuda_oom import ALIKE, HELD_BY_OTHERS, OWN_DOING, SURELY_BY_OTHERS
 from ddpdoctor.knowledge.xids import BUS_XIDS, CATALOGUE, ECC_XIDS, FAULTS, FOLLOWING, NVLINK_XIDS, PROGRAMS
 from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
 from ddpdoctor.logs.match.wanted_signs import vocabulary
-from ddpdoctor.logs.parse.reading import read_logs
+from ddpdoctor.logs.reading import read_logs
 from tests.log_corpus import LOGS, log_of
+from tests.support.cuda_oom import ALIKE, HELD_BY_OTHERS, OWN_DOING, SURELY_BY_OTHERS
 
 TORCH2 = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {wanted}. GPU 3 has a total capacity of {total} of which {free} is free."

@@ -15,7 +15,7 @@ from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.log import Log
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
 from ddpdoctor.logs.match.wanted_signs import vocabulary
-from ddpdoctor.logs.parse.reading import read_logs
+from ddpdoctor.logs.reading import read_logs
 
 RANKS = 64
 LINES = 10_000

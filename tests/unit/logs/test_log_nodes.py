@@ -10,7 +10,7 @@ import pytest
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
 from ddpdoctor.logs.match.wanted_signs import vocabulary
-from ddpdoctor.logs.parse.reading import read_logs
+from ddpdoctor.logs.reading import read_logs
 
 OWN = ["    if rank == {rank}: data[i]", "                   ~~~~^^^", "KeyError: 3"]
 LOST = [

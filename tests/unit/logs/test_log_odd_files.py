@@ -18,7 +18,7 @@ from ddpdoctor.facts.log import Log
 from ddpdoctor.logs.match.wanted_signs import vocabulary
 from ddpdoctor.logs.parse import folders
 from ddpdoctor.logs.parse.compressed import CHANGED, CUT_OFF, DAMAGED, MORE
-from ddpdoctor.logs.parse.reading import read_logs
+from ddpdoctor.logs.reading import read_logs
 
 NOISE = random.Random(7)
 TEXT = "".join(f"step {step} loss {NOISE.random()}\n" for step in range(100_000))

@@ -6,8 +6,8 @@ import pytest
 
 from ddpdoctor.base.log_signs import SignRole
 from ddpdoctor.checks.catalogue import catalogue
-from ddpdoctor.facts.log import LogLine, SignMatch
-from ddpdoctor.logs.analyze.false_positives import without_parts_that_all_lack
+from ddpdoctor.facts.log import Log, LogLine, SignMatch
+from ddpdoctor.logs.analyze.false_positives import real_sightings
 from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
 from tests.support.logs_by_hand import read
 
@@ -18,22 +18,26 @@ def lacks(rank: int | None, part: str, slug: str = "ckpt-world-size-mismatch") -
     return SignMatch(slug=slug, sign="No such file", role=SignRole.HINTS, line=line, words=words)
 
 
+def left(seen: list[SignMatch]) -> list[SignMatch]:
+    return list(real_sightings(Log(sightings=tuple(seen)), catalogue()).seen)
+
+
 def test_ranks_that_lack_their_own_are_kept() -> None:
     seen = [lacks(2, "2"), lacks(3, "003"), lacks(None, "4")]
-    assert without_parts_that_all_lack(seen) == seen
+    assert left(seen) == seen
 
 
 def test_where_the_first_one_lacks_its_own_nobody_has_any() -> None:
-    assert without_parts_that_all_lack([lacks(1, "1"), lacks(0, "0"), lacks(None, "00")]) == []
+    assert left([lacks(1, "1"), lacks(0, "0"), lacks(None, "00")]) == []
 
 
 def test_anothers_number_is_no_part() -> None:
-    assert without_parts_that_all_lack([lacks(1, "7")]) == []
+    assert left([lacks(1, "7")]) == []
 
 
 def test_other_signs_stay() -> None:
     other = lacks(0, "", slug="disk-full")
-    assert without_parts_that_all_lack([other, lacks(0, "0")]) == [other]
+    assert left([other, lacks(0, "0")]) == [other]
 
 
 @pytest.mark.parametrize(

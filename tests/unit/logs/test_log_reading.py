@@ -21,7 +21,7 @@ from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.log import Log
 from ddpdoctor.logs.match.wanted_signs import vocabulary
 from ddpdoctor.logs.parse.folders import NO_LOGS, NOT_FILLED
-from ddpdoctor.logs.parse.reading import NO_TEXT, read_logs
+from ddpdoctor.logs.reading import NO_TEXT, read_logs
 from tests.support.command import ROOT, plain_environ
 
 BOOM = "RuntimeError: unable to open shared memory object </torch_1> in read-write mode: No space left on device (28)\n"
@@ -144,7 +144,7 @@ LIMITED = """
 import io, sys
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.logs.match.wanted_signs import vocabulary
-from ddpdoctor.logs.parse.reading import read_logs
+from ddpdoctor.logs.reading import read_logs
 from tests.support.own_memory import peak
 log = read_logs([sys.argv[1]], stdin=io.BytesIO(), vocabulary=vocabulary(catalogue()))
 print(peak() // 2**20, len(log.sightings), log.files[0].lines)

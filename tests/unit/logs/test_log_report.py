@@ -18,11 +18,10 @@ from ddpdoctor.facts.log import LogLine, ProcessExit
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.logs.diagnosis import HostCheck, HostVerdict, LogJudgement, judge_log
 from ddpdoctor.logs.match.wanted_signs import vocabulary
-from ddpdoctor.logs.parse.reading import read_logs
+from ddpdoctor.logs.reading import read_logs
 from ddpdoctor.logs.render import log_document
-from ddpdoctor.logs.render_followed import harmless, noise
 from ddpdoctor.logs.render_json import log_report
-from ddpdoctor.logs.render_words import clock, headline, how_it_ended, judged_as, outcome, quoted
+from ddpdoctor.logs.render_words import clock, harmless, headline, how_it_ended, judged_as, noise, outcome, quoted
 from ddpdoctor.report.contract import json_schema, to_json
 from ddpdoctor.report.terminal import text_of
 from tests.log_corpus import LOGS, log_of

@@ -8,11 +8,11 @@ import pytest
 
 from ddpdoctor.base.log_signs import LogSign
 from ddpdoctor.facts.log import Log
+from ddpdoctor.logs.match import repeated_lines as routine
 from ddpdoctor.logs.match import scanning
 from ddpdoctor.logs.match.scanning import BLOCK_BYTES
 from ddpdoctor.logs.match.vocabulary import Vocabulary
-from ddpdoctor.logs.parse import repeated_lines as routine
-from ddpdoctor.logs.parse.reading import read_logs
+from ddpdoctor.logs.reading import read_logs
 
 SIGNS = [
     ("plain", LogSign("the pump has failed")),

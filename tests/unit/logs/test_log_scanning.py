@@ -7,14 +7,14 @@ from datetime import datetime, timezone
 
 import pytest
 
-from ddpdoctor.base.log_signs import LogSign, SignRole
-from ddpdoctor.checks.catalogue import catalogue
+from ddpdoctor.base.log_signs import HEALTHY_RUNS, LogSign, SignRole
+from ddpdoctor.checks.catalogue import catalogue, packaged_signs
 from ddpdoctor.facts.log import Log, SignMatch
-from ddpdoctor.logs.match.harmless_texts import HARMLESS
 from ddpdoctor.logs.match.vocabulary import Vocabulary, Wanted
 from ddpdoctor.logs.match.wanted_signs import vocabulary
-from ddpdoctor.logs.parse.reading import read_logs
+from ddpdoctor.logs.reading import read_logs
 
+HARMLESS = packaged_signs()[HEALTHY_RUNS]
 SIGNS = [
     ("outer", LogSign("the pump has failed")),
     ("inner", LogSign("pump has")),

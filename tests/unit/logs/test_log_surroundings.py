@@ -1,4 +1,4 @@
-"""What stands around a line: reports of a failure and the errors that they quote, and what is only shown."""
+"""What stands around a line, and tells that it is only shown."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import pytest
 
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
-from ddpdoctor.logs.parse.pasted_text import MOST_OF_A_REPORT, is_report
 from tests.support.logs_by_hand import read
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1.20 GiB is free."
@@ -26,31 +25,6 @@ def slugs(text: str) -> list[str]:
     return [one.slug for one in judged(text).suspects]
 
 
-REPORTS = {
-    "short-block": f"{TALK}\n```\n{PORT}\n```\n{TALK}",
-    "quoted-block": f"{TALK}\n> ```\n> {PORT}\n> ```\n{TALK}",
-    "backticks": f"{TALK}`{PORT}`\n",
-    "three-backticks": f"{TALK}```{PORT}```\n",
-    "blank-within": f"{TALK}` {PORT} `.\n",
-    "quotation": f"> {PORT}\n",
-    "of-a-quotation": f"> > {PORT}\n>\n> Set another port.\n\nThanks, I did.\n",
-    "sentence": f"{TALK}When the second job starts I get `{PORT}` at once.\n",
-    "told": f"I run into `{PORT.partition(': ')[2]}` with two jobs.\n",
-    "behind-a-colon": f"With two jobs, on one of my hosts: `{PORT}`\n",
-    "a-sentence-of-its-own": f"I can no longer train. `{PORT}` on each host.\n",
-    "seen": f"In the log I see `{PORT}`\n",
-    "comes": f"{TALK}Then `{PORT}` pops up.\n",
-    "how-to-solve": f"Hi, could you help me? How do I solve `{PORT}`? I get it with two jobs.\n",
-    "not-yet-over": f"I thought that it was fixed, but still get the error `{PORT}`\n",
-    "quoted-sentence": f"> it gives me the following error: {PORT}\n>\n> Set another port.\n\nI did.\nIt helps.\nThanks.\n",
-}
-
-
-@pytest.mark.parametrize("text", REPORTS.values(), ids=REPORTS)
-def test_what_a_report_quotes_has_been_said(text: str) -> None:
-    assert slugs(text) == ["port-in-use"]
-
-
 SHOWN = {
     "in-a-run": f"# Notes\n\n```\n{PORT}\n```\n{TALK}{STEPS}",
     "in-a-run-in-backticks": f"{TALK}`{PORT}`\n{STEPS}",
@@ -62,9 +36,7 @@ SHOWN = {
     "headline-of-what-was-mended": f"## 2.1\n### Fixed\n\n- {PORT}\n",
     "asked-for": f"Could you cover the case in which we get `{PORT}`?\n",
     "to-be-caught": f"How do I catch it? I want to skip what is\n`{PORT}`\nThanks.\n",
-    "no-longer": f"I no longer see the error: {PORT}\n",
     "gone": f"After the upgrade my old error `{PORT}` is gone.\n",
-    "item-fixed": f"My list\n- {PORT}  -> fixed by #12\n",
     "merely-named": f"This PR makes my trainer raise `{PORT}` earlier.\n",
     "no-error": "We run it nightly; no error: all green.\n",
     "list-of-what-was-mended": f"Fixes:\n- {PORT}\n* {PORT}\n\nLooks fine to me.\n",
@@ -79,47 +51,6 @@ def test_what_is_only_shown_has_not(text: str) -> None:
 def test_a_list_of_what_happens_is_none_of_what_was_mended() -> None:
     assert slugs(f"Resolved host node1\n- {PORT}\n") == ["port-in-use"]
     assert slugs(f"What happens:\n- {PORT}\n\nI have no idea.\n") == ["port-in-use"]
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "2026-03-14 09:17:08 start",
-        "[rank0]: x",
-        "[3] x",
-        "Epoch 1/25",
-        "step 10 loss 0.3",
-        "epoch 1: train loss 0.3",
-        " 41%|####      | 410/1000 [02:10<03:08,  3.12it/s]",
-        "node0:1:2 [0] NCCL INFO Bootstrap",
-    ],
-)
-def test_a_programs_lines_are_no_report_but_in_a_block(line: str) -> None:
-    assert not is_report(f"{TALK}{line}\n{TALK}".encode())
-    assert is_report(f"{TALK}```\n{line}\n```\n{TALK}".encode())
-
-
-def test_a_reports_own_steps_are_no_trainings() -> None:
-    assert is_report(b"Step 1: install it\nStep 2. run it\n### Steps to reproduce\n")
-
-
-def test_what_is_longer_than_any_issue_is_no_report() -> None:
-    assert not is_report(b"x" * (MOST_OF_A_REPORT + 1))
-
-
-@pytest.mark.parametrize(
-    "error",
-    ["AttributeError: 'AdamW' object has no attribute 'train'", "TypeError: step() takes 1 positional argument"],
-)
-def test_a_mistake_that_somebody_reports_without_its_traceback_is_one(error: str) -> None:
-    assert judged(f"{TALK}```\n{error}\n```\n{TALK}").outcome is RunOutcome.USER_ERROR
-    assert judged(f"```\n{error}\n```\n").outcome is RunOutcome.USER_ERROR
-    assert judged(f"{error}\n{STEPS}\n{error}\n").outcome is RunOutcome.UNRECOGNISED
-    assert judged(f"Set `--workers` to read more at once\n{error}\nskipped 1 row\n").outcome is RunOutcome.UNRECOGNISED
-
-
-def test_a_line_that_nothing_ends_counts_for_what_the_text_is() -> None:
-    assert judged(f"{TALK}`{PORT}`\nstep 10 loss 0.3").outcome is RunOutcome.NOTHING
 
 
 HITS = (
@@ -169,24 +100,8 @@ def test_what_tests_that_passed_have_written_is_no_failure() -> None:
     assert slugs(captured("41 passed") + f"{OOM}\n") == ["oom-batch-too-large"]
 
 
-ANNOUNCED = (
-    "It runs on one GPU, and on two it fails with the error:\n",
-    "Hi - this looks to be the underlying error:\n\n```\n",
-    "This is the same error:\n",
-)
-
-
-@pytest.mark.parametrize("announced", ANNOUNCED)
-def test_a_sentence_announces_the_error_below(announced: str) -> None:
-    for error in ("RuntimeError: nothing that is known here", "the pump has failed"):
-        lead = judged(f"{announced}{error}\n").lead
-        assert lead
-        assert lead.text == error
-    assert slugs(f"{announced}{PORT}\n") == ["port-in-use"]
-
-
 @pytest.mark.parametrize("line", ["train.py: error:", "ninja: error: x", "we met an error:"])
-def test_what_announces_nothing_is_the_error_itself(line: str) -> None:
+def test_a_line_that_ends_in_a_colon_is_the_error_itself(line: str) -> None:
     verdict = judged(f"{line}\n")
     assert verdict.outcome is RunOutcome.UNRECOGNISED
     assert verdict.lead

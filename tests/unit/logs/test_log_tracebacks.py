@@ -12,7 +12,7 @@ import pytest
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.log import Log, LogFrame, LoggedException
 from ddpdoctor.logs.match.wanted_signs import vocabulary
-from ddpdoctor.logs.parse.reading import read_logs
+from ddpdoctor.logs.reading import read_logs
 
 
 def read(text: str) -> Log:

@@ -96,9 +96,8 @@ _SPEAKS: Final = re.compile(
 """An exception, a log's level, or the place in a library's source that its logger puts before all it says."""
 
 
-def mentioned(text: str, literal: str, previous: str = "", *, told: bool = False) -> bool:
-    """Whether the line only mentions it. previous: the line before it of the same stream. told: it is of somebody's report, which tells of
-    what stands between backticks."""
+def mentioned(text: str, literal: str, previous: str = "") -> bool:
+    """Whether the line only mentions it. previous: the line before it of the same stream."""
     if _is_code_of(previous, text):
         return True
     if _RUNS.match(text) or _GREP.match(text) or _is_title(previous, text):
@@ -113,7 +112,7 @@ def mentioned(text: str, literal: str, previous: str = "", *, told: bool = False
             return True
     at = text.find(literal)
     before, after = text[: max(at, 0)], text[max(at, 0) + len(literal) :]
-    if not told and before.count("`") % 2 and "`" in after:
+    if before.count("`") % 2 and "`" in after:
         return True
     if _AFTER.match(after) or _CODE.search(before):
         return True

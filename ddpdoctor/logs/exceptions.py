@@ -244,3 +244,42 @@ def is_of_library(path: str) -> bool:
         return True
     found = _OF_WINDOWS.search(path)
     return bool(found and (not found["module"] or found["module"] in stdlib_module_names))
+
+
+# --- what is said before an exception, or beside it ---------------------------------------------------------------------
+
+
+LAST_ERROR: Final = "Last error:"
+"""What torch puts, on a line of its own, before NCCL's own word on an error of its."""
+ENDS_NOTHING: Final = compile_lazily(
+    r"Exception ignored (?:in|on|while)\b|--- Logging error ---$|Error in atexit\._run_exitfuncs:"
+)
+"""Python prints them of a destructor, a logger or the end of a process that has done its work, and goes on."""
+_OF_A_PART: Final = compile_lazily(
+    r"Exception in thread \S|Process [\w-]+-\d+(?::\d+)*:$|(?:Task|Future) exception was never retrieved"
+)
+"""A thread, a task or a process of the script ends by it, and the script itself may go on."""
+LOGGED: Final = compile_lazily(
+    r"[^A-Za-z]{0,40}(?:[A-Za-z][\w.]{0,59}(?![\w.])[^A-Za-z]{1,20}){0,2}(?:ERROR|WARNING|WARN)(?![A-Za-z_])"
+)
+"""What `logging.exception` writes before the traceback of an exception that the script has caught."""
+INFORMS: Final = compile_lazily(
+    r"[^A-Za-z]{0,40}(?:[A-Za-z][\w.]{0,59}(?![\w.])[^A-Za-z]{1,20}){0,2}(?:INFO|DEBUG)(?![A-Za-z_])"
+    r"(?=.*(?i:\b(?:fail\w*|fallback|fall\w* back|could ?n[o']t|cannot|can't|not (?:there|usable|found|available|installed|supported)"
+    r"|unavailable|missing|skip\w*|ignor\w+|without|disabled|retr(?:y|ies|ying)|error|exception)\b))"
+)
+"""A line that only informs may stand before any traceback; one that speaks of what isn't there announces it."""
+_IS_RAISED_AGAIN: Final = compile_lazily(r"\.engine\.train_loop\b.*: Exception during training:$")
+"""detectron2's trainer logs it so, raises it again, and its hooks write how long the training took."""
+
+
+def announcement(before: Sequence[str]) -> str:
+    """Find the line before a traceback that announces it; "" where none does. asyncio writes one between."""
+    if not before:
+        return ""
+    if before[0].startswith("future: <") and len(before) > 1:
+        before = before[1:]
+    line = before[0].strip()
+    if _IS_RAISED_AGAIN.search(line):
+        return ""
+    return line if any(pattern.match(line) for pattern in (ENDS_NOTHING, _OF_A_PART, LOGGED, INFORMS)) else ""

@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from ddpdoctor.facts.log import LogLine
-from ddpdoctor.logs.parse.gathering import GatheredLog
+from ddpdoctor.logs.match.gathering import GatheredLog
 from ddpdoctor.logs.parse.labels import process_of
 
 LAUNCHERS: Final = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.base.log_signs import SignRole
+from ddpdoctor.checks.checkpoint.key_lists import holder, with_lists_compared
 from ddpdoctor.facts.log import Log, LogLine, SignMatch
-from ddpdoctor.logs.analyze.key_lists import holder, with_lists_compared
 
 PREFIX = "ckpt-module-prefix"
 MODEL = "ckpt-arch-mismatch"

@@ -15,7 +15,7 @@ import msgspec
 
 from ddpdoctor.base.ownership import who_misleads
 from ddpdoctor.facts.log import Log, LogFile
-from ddpdoctor.logs.match.line_judge import LinePlace
+from ddpdoctor.logs.match.gathering import GatheredLog
 from ddpdoctor.logs.match.scanning import BLOCK_BYTES, FileScan
 from ddpdoctor.logs.match.vocabulary import Vocabulary
 from ddpdoctor.logs.parse.compressed import GZIP, DamagedArchive, how_to_unpack, unpacked
@@ -28,9 +28,8 @@ from ddpdoctor.logs.parse.encodings import (
     with_newlines,
     without_holes,
 )
-from ddpdoctor.logs.parse.file_names import place_of, places_of
+from ddpdoctor.logs.parse.file_names import LinePlace, place_of, places_of
 from ddpdoctor.logs.parse.folders import contents_of_all
-from ddpdoctor.logs.parse.gathering import GatheredLog
 from ddpdoctor.probes.files import NotRegularError, open_regular, read_start
 
 STDIN: Final = "-"
@@ -82,8 +81,7 @@ def read_stream(
     progress: Progress = lambda name, done, size: None,
     place: LinePlace | None = None,
 ) -> None:
-    """Read one stream to its end, or as many bytes as given. place: whose it is, as far as its name tells beside
-    others."""
+    """Read one stream, or as many bytes as given. place: whose it is, by its name beside others."""
     unwrapped = Unwrapped()
     gathered.begins(name)
     scan = FileScan(vocabulary, gathered, len(gathered.files), place or place_of(name), unwrapped.number)

@@ -13,7 +13,7 @@ from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.network import Listener, Network
 from ddpdoctor.facts.target_python import TargetPython
-from ddpdoctor.logs.analyze.launcher_options import launcher_of_command
+from ddpdoctor.knowledge.launcher_options import launcher_of_command
 from ddpdoctor.logs.diagnosis import judge_log
 from tests.support.command import ROOT
 from tests.support.logs_by_hand import read

@@ -12,7 +12,7 @@ import msgspec
 
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.log_signs import SignRole
-from ddpdoctor.facts.log import Log, LogLine, SignMatch
+from ddpdoctor.facts.log import Log, SignMatch
 
 LIST_WORDS: Final = ("missing", "unexpected")
 """Words of the signs that hold a list of keys."""
@@ -73,22 +73,22 @@ def _with_prefixes(compared: Sequence[SignMatch], slug: str) -> list[SignMatch]:
     unexpected: dict[object, list[SignMatch]] = {}
     for match in compared:
         if "unexpected" in match.words:
-            unexpected.setdefault(_stream(match.line), []).append(match)
+            unexpected.setdefault(match.line.stream, []).append(match)
     told: dict[object, list[SignMatch]] = {}
     for match in compared:
         if "missing" not in match.words:
             continue
-        for other in unexpected.get(_stream(match.line), ()):
+        for other in unexpected.get(match.line.stream, ()):
             if _of_one_message(match, other) and (prefixes := prefixes_of(match, other)):
                 words = {name: prefix for name, prefix in zip(PREFIX_WORDS, prefixes, strict=True) if prefix}
                 prefixed = other if prefixes[1] else match
                 named = msgspec.structs.replace(prefixed, slug=slug, role=SignRole.NAMES, words=words)
-                told.setdefault(_stream(match.line), []).append(named)
+                told.setdefault(match.line.stream, []).append(named)
     left = [
         match
         for match in compared
         if match.slug != slug
-        or not any(_of_one_message(match, candidate) for candidate in told.get(_stream(match.line), ()))
+        or not any(_of_one_message(match, candidate) for candidate in told.get(match.line.stream, ()))
     ]
     return sorted(
         [*left, *(match for matches in told.values() for match in matches)], key=lambda match: match.line.order
@@ -96,8 +96,7 @@ def _with_prefixes(compared: Sequence[SignMatch], slug: str) -> list[SignMatch]:
 
 
 def prefixes_of(missing: SignMatch, unexpected: SignMatch) -> tuple[str, str] | None:
-    """Find what stands before the model's keys, and what before the saved ones, where behind it they are the same;
-    else None."""
+    """Find what stands before the model's keys and before the saved ones, where they are the same behind it."""
     (wanted, whole), (saved, whole_too) = _as_listed(missing), _as_listed(unexpected)
     model, file = _wrapper(wanted), _wrapper(saved)
     if model != file and _without(model, wanted) & _without(file, saved):
@@ -119,8 +118,7 @@ def _without(prefix: str, keys: Iterable[str]) -> set[str]:
 
 
 def _prefix(long: Sequence[str], short: Sequence[str], *, cut: bool) -> str:
-    """Find what stands before most keys of the one list, and not before the same ones of the other; "" for none, or
-    of too few keys."""
+    """Find what stands before most keys of the one list, and not before the same ones of the other; else ""."""
     least = (min if cut else max)(len(long), len(short)) // 2
     parts = [(key, match.end()) for key in islice(long, KEYS_TRIED) for match in re.finditer(r"\.", key)]
     for prefix in dict.fromkeys(key[:end] for key, end in parts if key[end:] in short):
@@ -134,8 +132,7 @@ def _prefix(long: Sequence[str], short: Sequence[str], *, cut: bool) -> str:
 
 
 def holder(seen: Iterable[SignMatch]) -> str:
-    """Find the key under which the model's state lies, where load_state_dict() was given the whole checkpoint; else
-    ""."""
+    """Find the key under which the model's state lies, where the whole checkpoint was loaded; else ""."""
     for match in seen:
         if "unexpected" in match.words:
             keys, _ = _keys(match)
@@ -184,8 +181,4 @@ def _as_listed(listed: SignMatch) -> tuple[tuple[str, ...], bool]:
 
 
 def _of_one_message(one: SignMatch, other: SignMatch) -> bool:
-    return _stream(one.line) == _stream(other.line) and abs(one.line.number - other.line.number) <= MAX_LINES_APART
-
-
-def _stream(line: LogLine) -> tuple[int, int | None, int | None, str]:
-    return line.file, line.rank, line.local_rank, line.host
+    return one.line.stream == other.line.stream and abs(one.line.number - other.line.number) <= MAX_LINES_APART

@@ -8,9 +8,8 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.facts.log import LoggedException, LogLine
-from ddpdoctor.logs.match.vocabulary import VocabularySign
+from ddpdoctor.logs.match.gathering import GatheredLog, SeenSign
 from ddpdoctor.logs.parse.exit_tables import ExitTable
-from ddpdoctor.logs.parse.gathering import GatheredLog
 from ddpdoctor.logs.parse.stacks import StackAssembler
 from ddpdoctor.logs.parse.tracebacks import Assembler, begins_below, chains, goes_on_below
 
@@ -31,16 +30,6 @@ _MAX_SILENT_LINES: Final = 5000
 
 
 @dataclass
-class AwaitedMatch:
-    """A sighting that counts once its second literal is seen."""
-
-    sign: VocabularySign
-    line: LogLine
-    words: dict[str, str]
-    quoted: bool
-
-
-@dataclass
 class LogStream:
     """The state of one stream between two lines. nobodys: of lines without a rank's label."""
 
@@ -54,7 +43,8 @@ class LogStream:
     """Lists that want the next lines, and the number of the line from which on they want none."""
     near: dict[int, LogLine] = field(default_factory=dict)
     """The line in which a text was last seen that makes others certain."""
-    pending: dict[int, list[AwaitedMatch]] = field(default_factory=dict)
+    pending: dict[int, list[SeenSign]] = field(default_factory=dict)
+    """Sightings that count once their second text is seen, by that."""
     raised: LoggedException | None = None
     """The exception that just ended, as long as another may follow."""
     raised_at: int = 0
@@ -85,8 +75,7 @@ class LogStream:
         return msgspec.structs.replace(line, time=self.time, lent=True)
 
     def go_on(self, line: LogLine, gathered: GatheredLog) -> tuple[LogLine, bool]:
-        """Take the next line; return it with the rank of the table that it stands in, and whether a traceback or a
-        table takes it for its own."""
+        """Take the next line; return it with its table's rank, and whether a traceback or table takes it for its own."""
         for wanting, _ in self.wanting:
             wanting.append(line)
         self.wanting = [wanting for wanting in self.wanting if len(wanting[0]) < NEIGHBOURS]

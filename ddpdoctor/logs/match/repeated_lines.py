@@ -84,8 +84,7 @@ class Routine:
 
 
 def key_of(text: bytes, start: int, end: int) -> bytes:
-    """Return a line's labels, without clocks, the word behind them, and the ranks that it names: lines that have all
-    this in common are of the same rank."""
+    """Return a line's labels, the word behind them and the ranks that it names: what lines of one rank have in common."""
     labels = b""
     for _ in range(_MAX_LABELS):
         if start < end and text[start] in _CLOCKS_BEGIN and (found := _CLOCK.match(text, start, end)):

@@ -6,6 +6,7 @@ import re
 from typing import Final
 
 from ddpdoctor.base.lazy_patterns import compile_lazily
+from ddpdoctor.facts.log import ProcessExit
 
 GIVES_UP: Final = (
     "was unable to reliably start one or more daemons",
@@ -37,6 +38,13 @@ BESIDE_GIVING_UP: Final = ("ORTE_ERROR_LOG: ", "PRTE ERROR: ", "Remote daemon: "
 """What Open MPI writes before or behind that it gives up: where in it, and which node."""
 STARTS_AGAIN: Final = "Worker group FAILED. "
 """By which torchrun's agent tells that an attempt failed, behind which rank it was."""
+TERMINATIONS: Final = (1, 2, 15)
+"""Signals by which a process is told to end."""
+FAILED: Final = "failed (exitcode: "
+"""By which a launcher of torchrun's tells once in each attempt that a rank of its own failed."""
+REQUEUED: Final = compile_lazily(r"DUE TO (?:JOB REQUEUE|NODE FAILURE|PREEMPTION)")
+"""Slurm's reasons for which it may start a job again, whose output goes to the same file with --open-mode=append."""
+_ATTEMPT: Final = compile_lazily(r"(?:^|[/_-])attempt_(\d+)(?:/|$)")
 _GIVES_UP: Final = compile_lazily("|".join(map(re.escape, GIVES_UP)))
 _OF_SSH: Final = compile_lazily("|".join(map(re.escape, SSH_FAILURES)) + r"|not reachable via ssh")
 
@@ -54,3 +62,19 @@ def is_of_ssh(text: str) -> bool:
 def is_of_launching(text: str) -> bool:
     """Whether the line is about the processes' start, before any rank could say something."""
     return gives_up(text) or is_of_ssh(text) or any(word in text for word in BESIDE_GIVING_UP)
+
+
+def attempt_of_file(name: str) -> int | None:
+    """Number the attempt by a file's folder: torchrun gives each one of its own."""
+    found = _ATTEMPT.search(name)
+    return int(found[1]) if found else None
+
+
+def ends_attempt(exited: ProcessExit) -> bool:
+    """Whether a launcher says by it that an attempt of its ranks failed: it may start them again now."""
+    return exited.said_by == "torchrun" and not exited.told_to and FAILED in exited.line.text
+
+
+def may_start_again(exited: ProcessExit) -> bool:
+    """Whether what the ranks have said may be said again by those of another attempt."""
+    return ends_attempt(exited) or bool(REQUEUED.search(exited.error))

@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from ddpdoctor.base.log_signs import LogSign
 from ddpdoctor.facts.log import (
     LastWords,
     Log,
@@ -22,13 +23,10 @@ from ddpdoctor.facts.log import (
     ProcessExit,
     SignMatch,
 )
-from ddpdoctor.logs.analyze.attempts import attempt_of_file, may_start_again
-from ddpdoctor.logs.analyze.exceptions import is_passed_on
-from ddpdoctor.logs.analyze.failures import stream
-from ddpdoctor.logs.analyze.launch_failures import STARTS_AGAIN
-from ddpdoctor.logs.match.harmless_texts import HarmlessText
+from ddpdoctor.logs.exceptions import is_passed_on
+from ddpdoctor.logs.launch_failures import STARTS_AGAIN, attempt_of_file, may_start_again
+from ddpdoctor.logs.match.global_ranks import Placing, has_year
 from ddpdoctor.logs.match.vocabulary import VocabularySign
-from ddpdoctor.logs.parse.global_ranks import Placing, has_year
 
 MAX_SIGHTINGS = 12_000
 MAX_OF_A_SIGN = 4096
@@ -132,19 +130,20 @@ class GatheredLog:
             known.times += 1
         return known
 
-    def sighting(self, sign: VocabularySign, line: LogLine, words: dict[str, str], quoted: bool) -> SeenSign | None:
-        """Keep a sighting; return its record if it is the first of its rank."""
-        key = (sign.number, quoted, self._whose(line))
+    def sighting(self, seen: SeenSign) -> bool:
+        """Keep a sighting; return whether it is the first of its rank."""
+        number = seen.sign.number
+        key = (number, seen.quoted, self._whose(seen.line))
         if known := self._sightings.get(key):
             known.times += 1
-            return None
-        kept = self._of_a_sign.get(sign.number, 0)
+            return False
+        kept = self._of_a_sign.get(number, 0)
         if kept >= MAX_OF_A_SIGN or len(self._sightings) >= MAX_SIGHTINGS:
             self.more += 1
-            return None
-        self._of_a_sign[sign.number] = kept + 1
-        seen = self._sightings[key] = SeenSign(sign, line, words, quoted)
-        return seen
+            return False
+        self._of_a_sign[number] = kept + 1
+        self._sightings[key] = seen
+        return True
 
     @property
     def wants_neighbours(self) -> bool:
@@ -222,7 +221,7 @@ class GatheredLog:
         whose = self._whose(line)
         self._errors_of[whose] = self._errors_of.get(whose, 0) + 1
 
-    def harmless(self, text: HarmlessText, line: LogLine) -> HealthyMessage:
+    def harmless(self, text: LogSign, line: LogLine) -> HealthyMessage:
         """Count a message of healthy runs."""
         known = self._noise.get(text.text)
         if known is None:
@@ -310,8 +309,7 @@ class GatheredLog:
         return sorted((kept for known in self._stacks.values() for kept in known), key=lambda stack: stack.line.order)
 
     def _said_of_errors(self) -> list[LogLine]:
-        """Choose the errors that are told: that an attempt failed is worth a line where no word on a process's end
-        says so."""
+        """Choose the errors that are told: that an attempt failed is none beside words on a process's end."""
         return [error for error in self._errors if STARTS_AGAIN not in error.text] if self.exited else self._errors
 
     def _placing(self) -> Placing:
@@ -385,7 +383,7 @@ def with_own_lines(raised: Iterable[LoggedException]) -> tuple[LoggedException, 
     streams: dict[tuple[object, ...], list[LoggedException]] = {}
     found = sorted(raised, key=lambda line: line.line.order)
     for exception in found:
-        streams.setdefault(stream(exception.line), []).append(exception)
+        streams.setdefault(exception.line.stream, []).append(exception)
     own = {id(one): _own_of_chain(one, place, chain) for chain in streams.values() for place, one in enumerate(chain)}
     return tuple(
         exception if exception.own else msgspec.structs.replace(exception, own=own[id(exception)])

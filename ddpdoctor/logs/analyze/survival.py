@@ -1,0 +1,295 @@
+"""What a run got over: tracebacks that were announced, errors with ordinary lines behind them, and whether it came to a good end after
+all. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from ddpdoctor.base.lazy_patterns import compile_lazily
+from ddpdoctor.facts.log import LoggedException, LogLine
+from ddpdoctor.logs.analyze.failures import Failure, FailureKind
+from ddpdoctor.logs.analyze.illness_traits import is_grave
+from ddpdoctor.logs.analyze.timeline import Timeline
+from ddpdoctor.logs.exceptions import ENDS_NOTHING, INFORMS, LOGGED, is_bare, short_name
+from ddpdoctor.logs.launch_failures import STARTS_AGAIN, gives_up
+
+WENT_ON: Final = 3
+"""Lines behind such a traceback by which the run shows that it goes on."""
+OF_A_FOOTER: Final = 60
+"""The same where the last ones are what wandb writes at any end, good or bad."""
+OF_CLEARING_UP: Final = 20
+"""The same where a logger told of the error, and the last line of no good end."""
+GIVES_UP_AFTER: Final = 8
+"""Lines behind an error by which a launcher gives up over it."""
+_FOOTER: Final = compile_lazily(r"wandb: ")
+_GOOD_END: Final = compile_lazily(
+    r"(?i)\b(?:finish\w*|done|saved?|complet\w*|success\w*|passed|best|final|bye|epoch|step|iter\w*|loss|acc\w*|eval\w*)\b"
+)
+_BAD_END: Final = compile_lazily(
+    r"(?i)\b(?:training|run|job) (?:has )?(?:failed|crashed|aborted)|\b(?:abort\w*|un(?:handled|caught)|shut\w* down|giving up|fatal)\b"
+    r"|\bexception (?:occurred|raised)|\bexit(?:ed|ing)? (?:with |status |code )+[1-9]|\bfailed$|State: FAILED"
+)
+_OF_TORCH: Final = compile_lazily(r"\[[WEF]\d{3,4} |Traceback|  |(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception)\b")
+"""What a process writes as it ends."""
+_IN_A_SENTENCE: Final = compile_lazily(
+    r"(?!.*(?:[Uu]ncaught|[Uu]nhandled|[Tt]erminat|[Aa]bort|\b(?:ERROR|CRITICAL|FATAL)\b))[A-Za-z].{0,160}[\w)][:,;]? (?:[a-z]\w*\.)*\w*(?:Error|Exception): "
+)
+"""What a script says of an exception that it has caught: a traceback's own line begins with it, and a logger's level isn't an error."""
+_ENDS_A_RUN: Final = compile_lazily(
+    r"Fatal Python error|Segmentation fault|core dumped|terminate called|Abort|Bus error|Killed(?! \d)|CANCELLED|NCCL WARN|FATAL|fatal:|Fatal:"
+    r"|CRITICAL|Assertion|Exception raised from|^[A-Za-z_][\w.]*(?:Error|Exception)(?::|$)"
+)
+"""Words of an error by which a process ends, or a line of its traceback."""
+UNCAUGHT: Final = "terminate called after throwing an instance of"
+"""C++ ends a process with these words."""
+GONE_ON: Final = 5.0
+"""Seconds after a failure at which a run that still writes has got over it."""
+TELLS_OF_EVERY_END: Final = "torchrun"
+"""A launcher that never keeps a rank's failure to itself."""
+MAX_SAME_LINES: Final = 60
+"""Lines of a rank that show the same."""
+MAX_LINES_OF_MESSAGE: Final = 5
+"""Lines behind an exception; its message may have some of its own."""
+LINES_OF_NEXT_ATTEMPT: Final = 12
+"""Lines behind an attempt that failed, by which it shows that another one goes on; a traceback of the launcher's isn't among them."""
+_MERELY_TOLD: Final = compile_lazily(
+    r"\[W|.{0,200}? NCCL INFO |\S.{0,300}: \w*Warning: |[^A-Za-z]{0,40}(?:[A-Za-z][\w.]{0,59}(?![\w.])[^A-Za-z]{1,20}){0,2}(?:WARNING|WARN|INFO|DEBUG)(?![A-Za-z_])"
+)
+"""Warnings and notices, of torch, NCCL, Python and loggers."""
+_EXCEPTION: Final = compile_lazily(r"[A-Za-z_][\w.]*(?:Error|Exception)(?::|$)")
+_ENDS_ITS_PROCESS: Final = compile_lazily(
+    r"Fatal Python error|terminate called|core dumped|[Ww]atchdog|Segmentation fault|received by PID"
+)
+"""Nobody goes on after it: steps behind it are another's."""
+_AT_THE_END: Final = compile_lazily(
+    r"(?i)\b(?:finished|done|saved?|saving|completed?|success\w*|exiting|goodbye|best|final)\b"
+)
+
+
+def _only_announced(failure: Failure, course: Timeline) -> bool:
+    """Whether it is a traceback that its process got over, or an exception within a sentence of the script."""
+    announced = failure.raised.announced if failure.raised else ""
+    if not announced and not (failure.kind is FailureKind.SAID and _IN_A_SENTENCE.match(failure.line.text)):
+        return False
+    if ENDS_NOTHING.match(announced) and not any(is_grave(course.catalogue, sign.slug) for sign in failure.signs):
+        return True
+    later = [
+        candidate.began.number
+        for candidate in course.failures
+        if candidate.kind is not FailureKind.SAID
+        and not (candidate.raised and candidate.raised.announced)
+        and candidate.line.stream == failure.line.stream
+        and candidate.began.order > failure.over.order
+    ]
+    if later:
+        return min(later) - failure.over.number > WENT_ON
+    last, steps = course.last.get(failure.line.rank), course.log.steps
+    if last is None or last.file != failure.over.file:
+        return False
+    went_on = steps is not None and steps.order > failure.over.order and not _FOOTER.match(steps.text)
+    return last.number + 1 - failure.over.number > (WENT_ON if went_on else _enough(announced, last.text))
+
+
+def _enough(announced: str, last: str) -> int:
+    """Count the lines that show that a run went on of which no steps are seen: one that gives up clears up, too."""
+    if _FOOTER.match(last):
+        return OF_A_FOOTER
+    logged = LOGGED.match(announced) or INFORMS.match(announced)
+    if not logged or (_GOOD_END.search(last) and not _BAD_END.search(f"{announced} {last}")):
+        return WENT_ON
+    return OF_CLEARING_UP
+
+
+def got_over(failure: Failure, course: Timeline) -> bool:
+    """Whether its run got over it, as what announced it or a mere label lets expect."""
+    return _only_announced(failure, course) or _merely_labelled(failure, course)
+
+
+def _merely_labelled(failure: Failure, course: Timeline) -> bool:
+    """Whether it is an exception's line alone, behind a label like torch's own that the script puts before all it writes: that rank trains on."""
+    log, last = course.log, course.last.get(failure.line.rank)
+    over = failure.over
+    if not failure.raises(is_bare) or failure.rank is None or last is None or log.recurs is None:
+        return False
+    if _OF_TORCH.match(last.text) or last.file != over.file or last.number - over.number <= WENT_ON:
+        return False
+    started_again = any(over.order < process_exit.line.order < last.order for process_exit in log.exited)
+    return not started_again and over.order < log.recurs.order <= last.order
+
+
+def survived(course: Timeline) -> tuple[LogLine, ...]:
+    """Lines that speak of an error, and the run went on: what was announced so, and mere words with ordinary lines behind them."""
+    words = [failure.line for failure in course.failures if got_over(failure, course)]
+    return tuple(
+        sorted(
+            [*words, *(error for error in course.log.errors if merely_said(error, course))],
+            key=lambda line: line.order,
+        )
+    )
+
+
+def merely_said(error: LogLine, course: Timeline) -> bool:
+    """Whether a line that speaks of an error, as a logger's, is followed by several ordinary ones of its rank."""
+    if _ENDS_A_RUN.search(error.text) or gives_up(error.text) or STARTS_AGAIN in error.text:
+        return False
+    if any(
+        line.file == error.file and 0 < line.number - error.number <= GIVES_UP_AFTER
+        for line in course.log.errors
+        if gives_up(line.text)
+    ):
+        return False
+    last = course.last.get(error.rank)
+    latest = max(line.number for line in course.log.errors if (line.file, line.rank) == (error.file, error.rank))
+    return last is not None and last.file == error.file and last.number - latest > WENT_ON
+
+
+def ended_well(course: Timeline) -> bool:
+    """Whether the run went on for long after its last failure, and no launcher says that it failed in the end."""
+    log, failures = course.log, course.failures
+    if failures and not log.exited and all(_trained_on(failure, course) for failure in failures):
+        return True
+    announced = [failure for failure in failures if got_over(failure, course)]
+    failures = [
+        failure for failure in failures if not any(failure is other or _alike(failure, other) for other in announced)
+    ]
+    ends = [failure for failure in failures if failure.kind is not FailureKind.SAID]
+    if any(failure.is_from_outside for failure in failures) or any(process_exit.first for process_exit in log.exited):
+        return False
+    if any(end.raised and short_name(end.raised.exception) == "ChildFailedError" for end in ends):
+        return False
+    if not ends:
+        if any(UNCAUGHT in error.text for error in log.errors):
+            return False
+        fell = any(failure.effects for failure in failures) or _fell(failures, course)
+        fell |= any(_EXCEPTION.match(failure.line.text) and not _went_on(failure, course) for failure in failures)
+        return bool(failures or announced) and not fell
+    last = max(end.over.order for end in ends)
+    if _fell(
+        [failure for failure in failures if failure.kind is FailureKind.SAID and failure.line.order > last], course
+    ):
+        return False
+    over = [end for end in ends if _is_behind(end, ends, course)]
+    return all(end in over or any(_alike(end, other) for other in over) for end in ends)
+
+
+def _trained_on(failure: Failure, course: Timeline) -> bool:
+    """Whether the training, which can't do without any of its ranks, took many steps behind it. What Python writes to a file it may
+    hold back until it ends, so that steps stand behind the exception that came after them."""
+    trains = course.log.trains
+    if trains is None or failure.over.file != trains.file or failure.over.order >= trains.order:
+        return False
+    if failure.rank is not None and trains.rank not in (None, failure.rank):
+        return False
+    if failure.raised is None:
+        return not _ENDS_ITS_PROCESS.search(failure.line.text)
+    # The last line is another one than a step: what is written when all is done.
+    ends = course.latest is not None and bool(_AT_THE_END.search(course.latest.text))
+    return _may_be_caught(failure.raised) or (_is_optional(failure.raised) and ends)
+
+
+def _is_optional(raised: LoggedException) -> bool:
+    """Whether it is of an import, and nothing was called: scripts try them, and do without."""
+    return short_name(raised.exception) in ("ImportError", "ModuleNotFoundError") and all(
+        frame.function == "<module>" or frame.path.startswith("<") for frame in raised.frames
+    )
+
+
+def _fell(said: Sequence[Failure], course: Timeline) -> bool:
+    """Whether words of an illness that ends a training are a rank's last ones, or sure."""
+    grave = [
+        failure for failure in said if any(is_grave(course.catalogue, sign.slug, sign.sign) for sign in failure.signs)
+    ]
+    return any(
+        any(is_grave(course.catalogue, sign.slug) for sign in failure.names) or not _went_on(failure, course)
+        for failure in grave
+    )
+
+
+def _alike(one: Failure, other: Failure) -> bool:
+    """Whether two ranks raised the same in the same place."""
+    if one.raised is None or other.raised is None:
+        return False
+    return (one.raised.exception, one.raised.frames) == (other.raised.exception, other.raised.frames)
+
+
+def _went_on(said: Failure, course: Timeline) -> bool:
+    """Whether its rank wrote on for long behind mere words; behind a warning, whether it wrote anything else."""
+    last = _last_words(said, course)
+    if last is None or any(sign.sign in last.text for sign in said.signs):
+        return False
+    if _MERELY_TOLD.match(said.line.text):
+        return True
+    if last.time is not None and said.line.time is not None and not said.line.lent:
+        return last.time - said.line.time > GONE_ON
+    return last.file == said.line.file and last.number - said.line.number > MAX_SAME_LINES * max(
+        len(course.log.ranks), 1
+    )
+
+
+def _is_behind(failure: Failure, ends: Sequence[Failure], course: Timeline) -> bool:
+    """Whether the run went on for long behind an exception or an end, or its launcher started it again."""
+    log = course.log
+    beside = [end for end in ends if end.line.file == failure.line.file]
+    over = max((table.over for table in beside), key=lambda line: line.order)
+    by = {end.exited.said_by for end in ends if end.exited and not end.exited.told_to}
+    if by - {TELLS_OF_EVERY_END}:
+        return False
+    if not by and failure.raised and _goes_on_alone(failure.raised, over, course):
+        return True
+    restarted = bool(by)
+    silent = log.launcher == TELLS_OF_EVERY_END and not log.exited
+    last = course.latest if restarted or silent else _last_words(failure, course)
+    if last is None or last.order <= over.order:
+        return False
+    if failure.exited and failure.names:
+        return False
+    if restarted:
+        # Of a rank that ended and was started again, the steps behind are of the next attempt.
+        return (
+            log.steps is not None and log.steps.order > over.order and last.order - over.order > LINES_OF_NEXT_ATTEMPT
+        )
+    if failure.raised is None:
+        return False
+    if silent:
+        return _may_be_caught(failure.raised) or _says_more(failure, over, course)
+    if not _may_be_caught(failure.raised):
+        return False
+    if last.time is not None and failure.line.time is not None and not failure.line.lent:
+        return last.time - failure.line.time > GONE_ON
+    return last.file == over.file and last.number - over.number > MAX_SAME_LINES * (
+        len(log.ranks) if failure.rank is not None else 1
+    )
+
+
+def _goes_on_alone(raised: LoggedException, over: LogLine, course: Timeline) -> bool:
+    """Whether a run of one rank takes steps behind it, and ends behind them if nobody may have caught it."""
+    log, last = course.log, course.latest
+    alone = not log.launcher and len(log.ranks) < 2 and (log.world_size or 1) < 2 and len(log.files) == 1
+    if not alone or log.recurs is None or log.recurs.order <= over.order:
+        return False
+    return _may_be_caught(raised) or (last is not None and last.order - log.recurs.order > 1)
+
+
+def _says_more(failure: Failure, over: LogLine, course: Timeline) -> bool:
+    """Whether the rank itself goes on after a mistake, and not only the others for as long as the launcher needs to end them."""
+    if failure.raised is None or "Traceback" not in failure.raised.began.text or failure.signs or failure.is_effect:
+        return False
+    last = _last_words(failure, course)
+    return (
+        failure.is_ordinary
+        and last is not None
+        and last.file == over.file
+        and last.number - over.number > MAX_LINES_OF_MESSAGE
+    )
+
+
+def _may_be_caught(raised: LoggedException) -> bool:
+    """Whether somebody may have caught it: one that nobody caught goes back to the script's first line."""
+    headless = "Traceback" not in raised.began.text
+    return bool(raised.frames) and raised.frames[0].function != "<module>" and not headless
+
+
+def _last_words(failure: Failure, course: Timeline) -> LogLine | None:
+    """Return the last words of its rank; of all, where no rank is known."""
+    return course.last.get(failure.line.rank) if failure.line.rank is not None else course.latest

@@ -1,0 +1,147 @@
+"""The course of a run, as far as a log tells: which of its lines came first, and how far they are from each other. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Final
+
+from ddpdoctor.base.lazy_patterns import compile_lazily
+from ddpdoctor.engine.registry import Catalogue
+from ddpdoctor.facts.log import Log, LogLine, ProcessExit
+from ddpdoctor.logs.analyze.endings import endings
+from ddpdoctor.logs.analyze.failures import Failure, FailureKind, is_of
+from ddpdoctor.logs.exceptions import short_name
+
+SAME_MOMENT: Final = 1.0
+"""Seconds within which the order of two ranks' failures says nothing."""
+LINES_OF_A_BURST: Final = 40
+"""Lines a rank within which it says nothing either: the ranks' lines are mixed in one file."""
+OUTLIVED_SECONDS: Final = 60.0
+"""Seconds that a rank goes on after words of an illness, and so did not fail by it."""
+OUTLIVED_LINES: Final = 80
+"""Lines of a rank that say the same."""
+SAY_LITTLE: Final = {"", "AssertionError", "RuntimeError", "SystemExit", "ImportError", "OSError"}
+"""Exceptions by which a script gives up over something that another line says."""
+
+
+_OF_GPUS: Final = compile_lazily(r"(?i)\bn(?:um)?_?gpus?\b|\bgpus?\b|\bcuda\b|device_count")
+
+
+def says_much(failure: Failure) -> bool:
+    """Whether an exception needs no other line to explain it: neither one by which a script gives up, nor what comes of there being no
+    GPU, as `rank % torch.cuda.device_count()`."""
+    raised = failure.raised
+    if raised is None or short_name(raised.exception) in SAY_LITTLE:
+        return False
+    called = raised.frames[-1].code if raised.frames else ""
+    return not _OF_GPUS.search(f"{raised.message} {called}")
+
+
+class Timeline:
+    """The course of a run: what failed in it, how its processes ended, and how far its lines are from each other."""
+
+    def __init__(self, log: Log, failures: Sequence[Failure], catalogue: Catalogue) -> None:
+        self.log = log
+        self.failures = failures
+        self.catalogue = catalogue
+        self.last = {last_words.rank: last_words.line for last_words in log.last}
+        """What each rank said last."""
+        self.latest = max(self.last.values(), key=lambda line: line.order, default=None)
+        self.own = [
+            failure
+            for failure in failures
+            if failure.kind is FailureKind.RAISED and not failure.is_effect and not failure.is_from_outside
+        ]
+        self._ranks = max(len(log.ranks), 1)
+        self._ends = [failure.line for failure in failures if failure.kind is FailureKind.ENDED]
+        self.first = [failure.exited for failure in failures if failure.exited and failure.exited.first]
+        times = [process_exit.time for process_exit in self.first if process_exit.time is not None]
+        self._first_end = min(times) if len(times) == len(self.first) > 1 else None
+
+    @cached_property
+    def ends(self) -> list[ProcessExit]:
+        """How each process ended."""
+        return endings(self.log)
+
+    def share(self, line: LogLine) -> int:
+        """Count the ranks among which the lines of its file are shared out."""
+        return self._ranks if line.rank is not None else 1
+
+    def far(self, one: LogLine, later: LogLine) -> bool:
+        """Whether a rank has gone on for long between the two."""
+        if one.time is not None and later.time is not None and not one.lent:
+            return later.time - one.time > OUTLIVED_SECONDS
+        return one.file == later.file and later.number - one.number > OUTLIVED_LINES * self.share(one)
+
+    def gone_on_after(self, line: LogLine) -> bool:
+        """Whether its rank wrote for long after that line, or the training took many steps."""
+        if self.log.trains is not None and line.file == self.log.trains.file and line.order < self.log.trains.order:
+            return True
+        last = self.last.get(line.rank)
+        # A rank whose last words are the same has not got over it.
+        return last is not None and last.text != line.text and self.far(line, last)
+
+    def outlived(self, failure: Failure) -> bool:
+        """Whether the rank went on for long after those words, and only then fell by something else."""
+        if failure.kind is FailureKind.ENDED:
+            return False
+        later = [
+            follower for follower in self.own if follower.line.stream == failure.line.stream and follower is not failure
+        ]
+        if failure.kind is FailureKind.SAID:
+            gone_on = failure.line.rank is not None and self.gone_on_after(failure.line)
+            own = [
+                follower for follower in later if follower.is_ordinary and follower.began.number > failure.line.number
+            ]
+            return gone_on or any(says_much(follower) or self.far(failure.line, follower.began) for follower in own)
+        # An exception that was caught, unless the launcher started the rank again after it.
+        return any(
+            self.far(failure.line, follower.began) and not self._ended_between(failure.line, follower.began)
+            for follower in later
+        )
+
+    def _ended_between(self, one: LogLine, later: LogLine) -> bool:
+        return any(end.file != one.file or one.number <= end.number <= later.number for end in self._ends)
+
+    def ended_first(self, failure: Failure) -> bool:
+        """Whether the launcher saw that rank end first; of several nodes' launchers each only knows its own ranks."""
+        first = [
+            process_exit
+            for process_exit in self.first
+            if self._first_end is None or process_exit.time == self._first_end
+        ]
+        return any(
+            process_exit is failure.exited or (failure.raised and is_of(failure.line, process_exit))
+            for process_exit in first
+        )
+
+    def near(self, failure: Failure, lead: Failure) -> bool:
+        """Whether words stand shortly before, or right behind, what its rank fell by."""
+        if failure.line.stream != lead.line.stream and not _of_one_rank(failure, lead):
+            return False
+        gap = lead.began.number - failure.line.number
+        if gap < 0:
+            return failure.line.number - lead.line.number <= LINES_OF_A_BURST * self.share(lead.line)
+        return not self.far(failure.line, lead.began)
+
+    def clearly_before(self, one: Failure, other: Failure) -> bool:
+        """Whether the log proves that one failed before another, and not just about then."""
+        if one.attempt != other.attempt:
+            return one.attempt < other.attempt
+        if FailureKind.ENDED in (one.kind, other.kind):
+            return False
+        if one.line.time is not None and other.line.time is not None:
+            if not one.line.lent and one.line.time < other.line.time - SAME_MOMENT:
+                return True
+            if not other.line.lent and (not one.line.lent or one.line.time > other.line.time):
+                return False
+        if one.line.file != other.line.file:
+            return False
+        burst = 0 if one.line.stream == other.line.stream and one.line.rank is not None else LINES_OF_A_BURST
+        return one.line.number < other.began.number - burst * self.share(one.line)
+
+
+def _of_one_rank(one: Failure, other: Failure) -> bool:
+    """Whether a file has both of the same rank, where what tells its end has no label of its own."""
+    return one.line.file == other.line.file and one.rank is not None and one.rank == other.rank
