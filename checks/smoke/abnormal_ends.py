@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
+from signal import SIGKILL
 
 import msgspec
 
@@ -113,7 +113,7 @@ def _of_failure(found: TrainingFailure, smoke: Smoke, meeting: Maybe[Meeting]) -
         return why, (*way_between(smoke, meeting), look)
     if first.ending is RankEnding.RAISED:
         return "", (look,)
-    as_killed = msgspec.structs.replace(first, exit_code=-signal.SIGKILL)
+    as_killed = msgspec.structs.replace(first, exit_code=-SIGKILL)
     return "It went away before the others noticed; how it ended isn't known.", killed_by(as_killed, smoke)[1]
 
 
