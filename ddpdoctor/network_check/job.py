@@ -71,7 +71,7 @@ class NetcheckJob(msgspec.Struct, frozen=True, kw_only=True):
     """Of a launched one: on how many hosts its ranks are; None: it isn't known."""
 
 
-class _Said(msgspec.Struct, frozen=True):
+class _Reading(msgspec.Struct, frozen=True):
     """A number, and the setting that says it."""
 
     name: str
@@ -90,26 +90,17 @@ def job_of(flags: Flags, environ: Mapping[str, str]) -> NetcheckJob:
         _check_srun(flags, launch, environ)
     if flags.nnodes is None and _is(launch, "Slurm"):
         _check_components(environ)
-    nnodes = _settled(_node_counts(flags, launch, environ), conflicts)
-    node_rank = _settled(_node_ranks(flags, launch, environ), conflicts)
+    nnodes = _settle(_node_counts(flags, launch, environ), conflicts)
+    node_rank = _settle(_node_ranks(flags, launch, environ), conflicts)
     _check(nnodes, node_rank, launch)
     conflicts += _stale_ranks(launch, nnodes, environ)
-    try:
-        place = meeting_place(flags.master, flags.port, _slurm_list(launch, environ), environ)
-    except PlaceError as error:
-        raise JobError(str(error)) from None
-    return NetcheckJob(
-        master=place.host,
-        port=place.port,
+    job = _job_at_master(flags, launch, _slurm_list(launch, environ), conflicts, environ)
+    return msgspec.structs.replace(
+        job,
         nnodes=nnodes.value if nnodes else None,
         counted_by=nnodes.name if nnodes else "",
         node_rank=node_rank.value if node_rank else None,
-        local_rank=launch.local_rank if launch else None,
-        launcher=launch.launcher if launch and launch.launcher != "settings" else "",
-        conflicts=(*conflicts, *place.conflicts),
         hosts=_hosts(nnodes, node_rank, launch, environ),
-        job_id=_job_id(launch, place, environ),
-        store_running=_own_store(launch, environ),
     )
 
 
@@ -125,33 +116,43 @@ def rank_job_of(flags: Flags, environ: Mapping[str, str]) -> NetcheckJob | None:
         return None
     assert launch.world_size
     if launch.rank >= launch.world_size or launch.world_size > MAX_NODES:
-        raise JobError(f"{_said_by(launch)}; at most {MAX_NODES} can be tested, and they are counted from 0")
+        raise JobError(f"{_rank_words(launch)}; at most {MAX_NODES} can be tested, and they are counted from 0")
     alone = launch.local_world_size == launch.world_size
     # Where all ranks are on this host, they can always meet at the loopback.
     hosts = _slurm_list(launch, environ) or ("127.0.0.1" if alone else "")
-    try:
-        place = meeting_place(flags.master, flags.port, hosts, environ)
-    except PlaceError as error:
-        raise JobError(str(error)) from None
-    machines = _settled(_node_counts(flags, launch, environ), [])
-    return NetcheckJob(
-        master=place.host,
-        port=place.port,
+    job = _job_at_master(flags, launch, hosts, _stale_ranks(launch, None, environ), environ)
+    machines = _settle(_node_counts(flags, launch, environ), [])
+    return msgspec.structs.replace(
+        job,
         nnodes=launch.world_size,
         counted_by=launch.launcher,
         node_rank=launch.rank,
-        local_rank=launch.local_rank,
-        launcher=launch.launcher,
-        conflicts=(*_stale_ranks(launch, None, environ), *place.conflicts),
-        job_id=_job_id(launch, place, environ),
-        store_running=_own_store(launch, environ),
         launched=True,
         machines=1 if alone else machines.value if machines else None,
     )
 
 
-def _own_store(launch: Launch | None, environ: Mapping[str, str]) -> bool:
-    return _is(launch, "torchrun") and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+def _job_at_master(
+    flags: Flags, launch: Launch | None, hosts: str, conflicts: list[Conflict], environ: Mapping[str, str]
+) -> NetcheckJob:
+    """Find what its launcher and its master tell of the job.
+
+    Raises:
+        JobError: there is no master, or there can't be one.
+    """
+    try:
+        place = meeting_place(flags.master, flags.port, hosts, environ)
+    except PlaceError as error:
+        raise JobError(str(error)) from None
+    return NetcheckJob(
+        master=place.host,
+        port=place.port,
+        local_rank=launch.local_rank if launch else None,
+        launcher=launch.launcher if launch and launch.launcher != "settings" else "",
+        conflicts=(*conflicts, *place.conflicts),
+        job_id=_job_id(launch, place, environ),
+        store_running=_is(launch, "torchrun") and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+    )
 
 
 def _is(launch: Launch | None, *names: str) -> bool:
@@ -162,65 +163,65 @@ def _is_mpi(launch: Launch | None) -> bool:
     return launch is not None and not _is(launch, "torchrun", "Slurm", "Kubernetes", "settings")
 
 
-def _said(environ: Mapping[str, str], *names: str) -> list[_Said]:
+def _read(environ: Mapping[str, str], *names: str) -> list[_Reading]:
     """Those of the settings that are numbers."""
     values = [(name, number(environ.get(name, ""))) for name in names]
-    return [_Said(name, value) for name, value in values if value is not None]
+    return [_Reading(name, value) for name, value in values if value is not None]
 
 
-def _settled(said: list[_Said], conflicts: list[Conflict]) -> _Said | None:
+def _settle(readings: list[_Reading], conflicts: list[Conflict]) -> _Reading | None:
     """The first; those that say otherwise are conflicts."""
-    for other in said[1:]:
-        if other.value != said[0].value:
-            conflicts.append(_contradiction(said[0], other))
-    return said[0] if said else None
+    for other in readings[1:]:
+        if other.value != readings[0].value:
+            conflicts.append(_contradiction(readings[0], other))
+    return readings[0] if readings else None
 
 
-def _contradiction(first: _Said, second: _Said) -> Conflict:
+def _contradiction(first: _Reading, second: _Reading) -> Conflict:
     return Conflict(first.name, str(first.value), second.name, str(second.value))
 
 
 # --- how many nodes, and which of them ---------------------------------------------------------------------------------
 
 
-def _node_counts(flags: Flags, launch: Launch | None, environ: Mapping[str, str]) -> list[_Said]:
+def _node_counts(flags: Flags, launch: Launch | None, environ: Mapping[str, str]) -> list[_Reading]:
     """Who says how many nodes there are, the one to believe first."""
-    said = [_Said(NNODES_FLAG, flags.nnodes)] if flags.nnodes is not None else []
+    readings = [_Reading(NNODES_FLAG, flags.nnodes)] if flags.nnodes is not None else []
     if _is(launch, "torchrun"):
-        return said + _said(environ, "GROUP_WORLD_SIZE")
+        return readings + _read(environ, "GROUP_WORLD_SIZE")
     if _is(launch, "Slurm"):
-        said += [] if _heterogeneous(environ) else _said(environ, "SLURM_STEP_NUM_NODES", "SLURM_NNODES")[:1]
+        readings += [] if _heterogeneous(environ) else _read(environ, "SLURM_STEP_NUM_NODES", "SLURM_NNODES")[:1]
     elif _is(launch, "Kubernetes"):
-        said += _said(environ, "PET_NNODES", *_of_pods("WORLD_SIZE", environ))[:1]
+        readings += _read(environ, "PET_NNODES", *_of_pods("WORLD_SIZE", environ))[:1]
     elif launch and launch.world_size and launch.local_world_size:
         nodes, left = divmod(launch.world_size, launch.local_world_size)
         _, size, local_size = _names(launch)
         # Fewer nodes than that: another one has more ranks than this one.
         started = number(environ.get("OMPI_MCA_orte_num_nodes", "")) or nodes
-        said += [_Said(f"{size}/{local_size}", nodes)] if not left and nodes <= started else []
-    return said if _is_mpi(launch) else said + _said(environ, "NNODES", "PET_NNODES")
+        readings += [_Reading(f"{size}/{local_size}", nodes)] if not left and nodes <= started else []
+    return readings if _is_mpi(launch) else readings + _read(environ, "NNODES", "PET_NNODES")
 
 
-def _node_ranks(flags: Flags, launch: Launch | None, environ: Mapping[str, str]) -> list[_Said]:
+def _node_ranks(flags: Flags, launch: Launch | None, environ: Mapping[str, str]) -> list[_Reading]:
     """Who says which node this is, the one to believe first. torchrun may number the nodes otherwise than Slurm does."""
-    said = [_Said(RANK_FLAG, flags.node_rank)] if flags.node_rank is not None else []
+    readings = [_Reading(RANK_FLAG, flags.node_rank)] if flags.node_rank is not None else []
     if _is(launch, "torchrun"):
-        return said + _said(environ, "GROUP_RANK")
-    by_hand = _said(environ, "NODE_RANK", "PET_NODE_RANK")
+        return readings + _read(environ, "GROUP_RANK")
+    by_hand = _read(environ, "NODE_RANK", "PET_NODE_RANK")
     if _is(launch, "Slurm"):
-        return said + ([] if _heterogeneous(environ) else _said(environ, "SLURM_NODEID")) + by_hand
+        return readings + ([] if _heterogeneous(environ) else _read(environ, "SLURM_NODEID")) + by_hand
     if _is(launch, "Kubernetes"):
-        return said + _said(environ, "JOB_COMPLETION_INDEX", "PET_NODE_RANK", *_of_pods("RANK", environ))[:1]
+        return readings + _read(environ, "JOB_COMPLETION_INDEX", "PET_NODE_RANK", *_of_pods("RANK", environ))[:1]
     if launch is None or launch.rank is None:
-        return said + by_hand
+        return readings + by_hand
     rank_name, _, local_size_name = _names(launch)
     if _is_mpi(launch):
         # It fills one node after the other, or deals the ranks out: with several on a node only rank 0's is sure.
         known = launch.rank == 0 or launch.local_world_size == 1
-        return said + ([_Said(rank_name, launch.rank)] if known else [])
+        return readings + ([_Reading(rank_name, launch.rank)] if known else [])
     if launch.local_world_size and not by_hand:
-        return [*said, _Said(f"{rank_name}/{local_size_name}", launch.rank // launch.local_world_size)]
-    return said + by_hand
+        return [*readings, _Reading(f"{rank_name}/{local_size_name}", launch.rank // launch.local_world_size)]
+    return readings + by_hand
 
 
 def _of_pods(name: str, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -236,7 +237,7 @@ def _names(launch: Launch) -> tuple[str, str, str]:
     return "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"
 
 
-def _check(nnodes: _Said | None, node_rank: _Said | None, launch: Launch | None) -> None:
+def _check(nnodes: _Reading | None, node_rank: _Reading | None, launch: Launch | None) -> None:
     """Check the numbers, but not a rank that is too high: node 0 waits for this node, and must learn why it isn't the one.
 
     Raises:
@@ -256,16 +257,16 @@ def _check(nnodes: _Said | None, node_rank: _Said | None, launch: Launch | None)
             f"{f': mpirun {one_each} ddpdoctor netcheck' if one_each else ''}; or add {NNODES_FLAG} and the number of nodes"
         )
     if nnodes is None and (node_rank or several):
-        what = f"{node_rank.name} says that this is node {node_rank.value}" if node_rank else _said_by(launch)
+        what = f"{node_rank.name} says that this is node {node_rank.value}" if node_rank else _rank_words(launch)
         raise JobError(f"{what}, but nothing says of how many: add {NNODES_FLAG} and the number of nodes")
 
 
-def _said_by(launch: Launch | None) -> str:
+def _rank_words(launch: Launch | None) -> str:
     assert launch
     return f"{launch.launcher} says that this is rank {launch.rank} of {launch.world_size}"
 
 
-def _stale_ranks(launch: Launch | None, nnodes: _Said | None, environ: Mapping[str, str]) -> list[Conflict]:
+def _stale_ranks(launch: Launch | None, nnodes: _Reading | None, environ: Mapping[str, str]) -> list[Conflict]:
     """Ranks and world sizes that were set before MPI or Slurm started this process, and hold for another one."""
     if (
         launch is None
@@ -275,16 +276,16 @@ def _stale_ranks(launch: Launch | None, nnodes: _Said | None, environ: Mapping[s
     ):
         return []
     names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS") if _is(launch, "Slurm") else _names(launch)[:2]
-    rank, size = _Said(names[0], launch.rank), _Said(names[1], launch.world_size)
-    stale = [setting for setting in _said(environ, "RANK") if setting.value != rank.value]
+    rank, size = _Reading(names[0], launch.rank), _Reading(names[1], launch.world_size)
+    stale = [setting for setting in _read(environ, "RANK") if setting.value != rank.value]
     # A program that finds RANK doesn't look at SLURM_PROCID.
     if _is_mpi(launch) and "RANK" not in environ and size.value > 1:
-        stale += [setting for setting in _said(environ, "SLURM_PROCID") if setting.value != rank.value]
+        stale += [setting for setting in _read(environ, "SLURM_PROCID") if setting.value != rank.value]
     # One process a node is enough for netcheck, however many the job itself is to have there.
     one_each = nnodes is not None and nnodes.value == size.value
-    sizes = [setting for setting in _said(environ, "WORLD_SIZE") if setting.value != size.value]
-    sizes = [one for one in sizes if not (one_each and one.value and one.value % size.value == 0)]
-    return [_contradiction(rank, one) for one in stale] + [_contradiction(size, one) for one in sizes]
+    sizes = [setting for setting in _read(environ, "WORLD_SIZE") if setting.value != size.value]
+    sizes = [other for other in sizes if not (one_each and other.value and other.value % size.value == 0)]
+    return [_contradiction(rank, other) for other in stale] + [_contradiction(size, other) for other in sizes]
 
 
 # --- what a launcher alone knows ---------------------------------------------------------------------------------------
@@ -338,8 +339,8 @@ def allocated_nodes(environ: Mapping[str, str]) -> int:
 
 def _slurm_nodes(environ: Mapping[str, str]) -> int:
     """How many nodes the Slurm job has; 0 outside of one."""
-    said = _said(environ, "SLURM_JOB_NUM_NODES", "SLURM_NNODES") if "SLURM_JOB_ID" in environ else []
-    return said[0].value if said else 0
+    readings = _read(environ, "SLURM_JOB_NUM_NODES", "SLURM_NNODES") if "SLURM_JOB_ID" in environ else []
+    return readings[0].value if readings else 0
 
 
 def _slurm_list(launch: Launch | None, environ: Mapping[str, str]) -> str:
@@ -352,7 +353,7 @@ def _slurm_list(launch: Launch | None, environ: Mapping[str, str]) -> str:
 
 
 def _hosts(
-    nnodes: _Said | None, node_rank: _Said | None, launch: Launch | None, environ: Mapping[str, str]
+    nnodes: _Reading | None, node_rank: _Reading | None, launch: Launch | None, environ: Mapping[str, str]
 ) -> tuple[str, ...]:
     """Slurm's hosts, where it is Slurm that numbers the nodes."""
     if not _is(launch, "Slurm") or nnodes is None or node_rank is None or node_rank.name != "SLURM_NODEID":
@@ -384,12 +385,7 @@ def _kubernetes_job(place: MeetingPlace, environ: Mapping[str, str]) -> str:
     """The name of the Kubernetes job, which its pods' names begin with; "" unless the master's says the same."""
     if "KUBERNETES_SERVICE_HOST" not in environ:
         return ""
-    pods = [
-        re.fullmatch(r"(.+?)(?:-master|-worker)?-\d+", name) for name in (environ.get("HOSTNAME", ""), _label(place))
-    ]
+    labels = (environ.get("HOSTNAME", ""), place.host.partition(".")[0])
+    pods = [re.fullmatch(r"(.+?)(?:-master|-worker)?-\d+", label) for label in labels]
     names = {pod[1] if pod else "" for pod in pods}
     return f"Kubernetes {names.pop()}" if len(names) == 1 and "" not in names else ""
-
-
-def _label(place: MeetingPlace) -> str:
-    return place.host.partition(".")[0]

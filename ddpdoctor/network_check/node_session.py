@@ -16,7 +16,6 @@ from ddpdoctor.network_check.analysis.node_facts import FACT_GROUPS, node_of
 from ddpdoctor.network_check.listen_address import node_0_address
 from ddpdoctor.network_check.protocol.hub import Hub
 from ddpdoctor.network_check.protocol.messages import Answer
-from ddpdoctor.network_check.protocol.peer_connection import PeerConnection
 
 A = TypeVar("A", bound=Answer)
 
@@ -28,7 +27,7 @@ class ImpossibleError(Exception):
 
 
 class FleetFacts(msgspec.Struct, frozen=True):
-    """All that the phases gave: the fleet, each node's own facts, and when the last node had joined (time.monotonic)."""
+    """Everything that the phases gave: the fleet, each node's own facts, and when the last node had joined (time.monotonic)."""
 
     fleet: Fleet
     snapshots: dict[int, Snapshot]
@@ -39,14 +38,14 @@ class PhaseCoordinator(Protocol):
     """Leads the nodes of one command through its phases, once they have met and have been compared."""
 
     async def run(self) -> None:
-        """Goes through the phases and records each. Nodes that are lost on the way stay lost.
+        """Go through the phases and record each. Nodes that are lost on the way stay lost.
 
         Raises:
             ImpossibleError: there will be no verdict.
         """
 
     def add_results(self, gathered: FleetFacts) -> FleetFacts:
-        """Adds what the phases found out."""
+        """Add what the phases found out."""
 
 
 class NodeSession:
@@ -82,20 +81,20 @@ class NodeSession:
         )
 
     def record(self, name: str, passed: Passed, began: float, reason: str = "") -> None:
-        """Records a phase that has ended; it began at `began` (time.monotonic())."""
+        """Record a phase that has ended; it began at `began` (time.monotonic())."""
         self.phases.append(Phase(name=name, passed=passed, seconds=round(time.monotonic() - began, 3), reason=reason))
 
     def not_tested(self, name: str, reason: str) -> None:
-        """Records a phase that isn't run."""
+        """Record a phase that isn't run."""
         self.phases.append(Phase(name=name, passed=Passed.NOT_TESTED, reason=reason))
 
     async def ask(self, orders: Mapping[int, object], kind: type[A], seconds: float) -> dict[int, A]:
-        """Gives the answers of that type by rank; a node that can't carry out the order has none."""
+        """Give the answers of that type by rank; a node that can't carry out the order has none."""
         answers = await self.hub.ask(orders, seconds)  # type: ignore[arg-type]
         return {rank: answer for rank, answer in answers.items() if isinstance(answer, kind)}
 
     async def run_phases(self, coordinator: PhaseCoordinator, wait: float) -> FleetFacts:
-        """Goes through all phases, beginning after `wait` seconds without those who haven't come."""
+        """Go through all phases, beginning after `wait` seconds without those who haven't come."""
         await self._join(wait)
         joined_at = time.monotonic()
         await coordinator.run()
@@ -117,7 +116,10 @@ class NodeSession:
         for rank, name in self.hub.names.items():
             peer = self.hub.peers[rank]
             peer.host = name
-            self.snapshots[rank] = msgspec.structs.replace(peer.facts or _without_facts(peer), host=name)
+            # One that was lost before it had sent any facts has none.
+            lost = Unknown(f"{name} was {peer.lost}")
+            facts = peer.facts or Snapshot(**dict.fromkeys(FACT_GROUPS, lost))  # type: ignore[arg-type]
+            self.snapshots[rank] = msgspec.structs.replace(facts, host=name)
         self.members = sorted(self.snapshots)
         count = len(self.present)
         if count == self.hub.nnodes:
@@ -130,9 +132,3 @@ class NodeSession:
             self.not_tested("compare", f"{unknown}; settings and clocks were compared")
         else:
             self.record("compare", Passed.PASS, time.monotonic())
-
-
-def _without_facts(peer: PeerConnection) -> Snapshot:
-    """The facts of a node that came, and was lost before it had sent any."""
-    why = Unknown(f"{peer.host} was {peer.lost}")
-    return msgspec.structs.replace(Snapshot(host=peer.host), **dict.fromkeys(FACT_GROUPS, why))

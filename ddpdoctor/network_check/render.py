@@ -100,7 +100,15 @@ def verdict_document(
         lines=finding_lines(found) if quiet else (),
         outcome=outcome(fleet, examinations),
         counts=counts(fleet, examinations),
-        hints=(*_untested_hints(fleet), *more_on(found)),
+        hints=(
+            *(
+                StyledText(
+                    f"{text[0].upper()}{text[1:]}.", _WORD_STYLES["FAIL" if "failed" in text[:6] else "NOT TESTED"]
+                )
+                for text in untested(fleet)
+            ),
+            *more_on(found),
+        ),
     )
     if quiet:
         return document
@@ -119,12 +127,6 @@ def verdict_document(
             passed_section(passed_everywhere(examinations) if verbose else (), " on every node"),
         ),
     )
-
-
-def _untested_hints(fleet: Fleet) -> Iterator[Words]:
-    for text in untested(fleet):
-        style = _WORD_STYLES["FAIL" if text.startswith("failed") else "NOT TESTED"]
-        yield StyledText(f"{text[0].upper()}{text[1:]}.", style)
 
 
 def part_document(

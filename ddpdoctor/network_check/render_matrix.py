@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from statistics import median
 
 from ddpdoctor.base.text import bandwidth, clip, milliseconds, one_line, visible
@@ -48,14 +48,20 @@ def matrix_sections(fleet: Fleet) -> Iterator[Section]:
             if rate >= 0:
                 rates[pair] = rate
     if not trips:
-        yield Section((Paragraph(StyledText(f"No link was measured{_why(fleet)}.", "bold magenta")),))
-    yield _map(fleet, "Round trip", trips, _trip, milliseconds, worst_is_high=True)
+        reasons = (f": {one_line(phase.reason)}" for phase in fleet.phases if phase.name == "links" and phase.reason)
+        yield Section((Paragraph(StyledText(f"No link was measured{next(reasons, '')}.", "bold magenta")),))
+    trip_map = _Map(fleet, trips, _trip, milliseconds, worst_is_high=True)
+    if trips or trip_map.unreached:
+        yield _section("Round trip", "ms", trip_map)
     if rates:
-        yield _map(fleet, "Bandwidth", rates, _rate, bandwidth, worst_is_high=False)
+        yield _section("Bandwidth", "bit/s", _Map(fleet, rates, _rate, bandwidth, worst_is_high=False))
 
 
-def _why(fleet: Fleet) -> str:
-    return next((f": {one_line(phase.reason)}" for phase in fleet.phases if phase.name == "links" and phase.reason), "")
+def _section(title: str, unit: str, heat_map: _Map) -> Section:
+    return Section(
+        (Fitted(lambda width, unicode: list(heat_map.draw(width))),),
+        (StyledText(title, "bold"), StyledText(f", {unit}, from row to column", "dim")),
+    )
 
 
 def _trip(seconds: float) -> str:
@@ -70,165 +76,112 @@ def _rate(rate: float) -> str:
     return f"{amount:.{1 if amount < 99.5 and (letter == 'G' or amount < 10) else 0}f}{letter}"
 
 
-def _map(
-    fleet: Fleet,
-    title: str,
-    values: Values,
-    figure: Callable[[float], str],
-    words: Callable[[float], str],
-    *,
-    worst_is_high: bool,
-) -> Section:
-    if not values and not any(_unreached(fleet)):
-        return Section()
-    unit = "ms" if worst_is_high else "bit/s"
-    shade = _Shades(list(values.values()), worst_is_high=worst_is_high)
-    return Section(
-        (Fitted(lambda width, unicode: list(_drawn(fleet, values, figure, words, shade, width))),),
-        (StyledText(title, "bold"), StyledText(f", {unit}, from row to column", "dim")),
-    )
+class _Map:
+    """One heat map. The shade of a value is how much worse than the median it is: less than twice, then less than four times,
+    ten times, and more.
 
+    Args:
+        fleet: whose.
+        values: of the pairs that were measured.
+        figure: a value in a cell.
+        words: a value in a sentence.
+        worst_is_high: the larger a value, the worse.
+    """
 
-def _drawn(
-    fleet: Fleet,
-    values: Values,
-    figure: Callable[[float], str],
-    words: Callable[[float], str],
-    shade: _Shades,
-    width: int,
-) -> Iterator[Block]:
-    """The map as that width allows, and what its signs mean."""
-    count = len(fleet.nodes)
-    label = max((len(str(node.rank)) for node in fleet.nodes), default=1)
-    cells = max([len(figure(value)) for value in values.values()] + [label])
-    unreached = dict(_unreached(fleet))
-    detailed = count <= _MAX_FIGURES and label + 2 + count * (cells + 1) <= width
-    yield Lines(
-        tuple(
-            _detailed(fleet, values, unreached, figure, shade, label, cells)
-            if detailed
-            else _coarse(fleet, values, unreached, shade, label, width)
-        )
-    )
-    yield from _legend(set(unreached.values()), values, count)
-    if values and not detailed:
-        yield _steps(shade, words, {shade(value) for value in values.values()})
-
-
-class _Shades:
-    """Grades of how much worse than the median a value is: 0 less than twice, then less than four times, ten times, and more."""
-
-    def __init__(self, values: Sequence[float], *, worst_is_high: bool) -> None:
-        self._median = max(median(values), 1e-9) if values else 1.0
+    def __init__(
+        self,
+        fleet: Fleet,
+        values: Values,
+        figure: Callable[[float], str],
+        words: Callable[[float], str],
+        *,
+        worst_is_high: bool,
+    ) -> None:
+        self.unreached = {
+            (i, j): cell
+            for reach in fleet.reach
+            if reach.kind == "route"
+            for i, row in enumerate(reach.rows)
+            for j, cell in enumerate(row)
+            if cell not in (Cell.OK.value, Cell.NOT_TRIED.value)
+        }
+        """The pairs that don't reach each other on the route, with the letter that says how."""
+        self._nodes = fleet.nodes
+        self._values = values
+        self._figure = figure
+        self._words = words
         self._worst_is_high = worst_is_high
+        self._median = max(median(values.values()), 1e-9) if values else 1.0
+        self._label = max((len(str(node.rank)) for node in fleet.nodes), default=1)
 
-    def __call__(self, value: float) -> int:
+    def draw(self, width: int) -> Iterator[Block]:
+        """The map as that width allows, and what its signs mean."""
+        count = len(self._nodes)
+        cells = max([len(self._figure(value)) for value in self._values.values()] + [self._label])
+        detailed = count <= _MAX_FIGURES and self._label + 2 + count * (cells + 1) <= width
+        yield Lines(tuple(self._detailed(cells) if detailed else self._coarse(width)))
+        letters = sorted(set(self.unreached.values()) & set(_LEGEND))
+        legend = [f"{letter} {_LEGEND[letter]}" for letter in letters]
+        if len(self._values) < count * (count - 1):
+            legend.append(f"{_NOT_MEASURED} not measured")
+        if legend:
+            yield Paragraph(StyledText("; ".join(legend), "dim"))
+        if self._values and not detailed:
+            spans = [StyledText(f"1 around {self._words(self._median)}, the median", _SHADES[0])]
+            for step in sorted({self._shade(value) for value in self._values.values()} - {0}):
+                factor = _FACTORS[step - 1]
+                limit = self._median * factor if self._worst_is_high else self._median / factor
+                spans += [StyledText("; "), StyledText(f"{_STEPS[step]} {self._words(limit)} or worse", _SHADES[step])]
+            yield Paragraph(tuple(spans))
+
+    def _shade(self, value: float) -> int:
         value = max(value, 1e-9)
         badness = value / self._median if self._worst_is_high else self._median / value
         return sum(badness >= factor for factor in _FACTORS)
 
-    def limit(self, step: int) -> float:
-        """Give the value at which the step begins; of the first, the median."""
-        factor = (1, *_FACTORS)[step]
-        return self._median * factor if self._worst_is_high else self._median / factor
+    def _detailed(self, cells: int) -> Iterator[tuple[StyledText, ...]]:
+        """A figure for each pair, in so many columns."""
+        yield (StyledText(" " * (self._label + 1) + "".join(f" {node.rank:>{cells}}" for node in self._nodes), "dim"),)
+        for i, node in enumerate(self._nodes):
+            spans = [StyledText(f"{node.rank:>{self._label}} ", "dim")]
+            for j in range(len(self._nodes)):
+                text, style = self._cell(i, j)
+                spans += [StyledText(" " * (1 + cells - len(text))), StyledText(text, style)]
+            yield (*spans, StyledText(f"  {clip(visible(node.host), 24)}", "dim"))
 
+    def _cell(self, i: int, j: int) -> tuple[str, str]:
+        if i == j:
+            return "", ""
+        if (i, j) in self.unreached:
+            return self.unreached[i, j], "bold reverse red"
+        value = self._values.get((i, j))
+        return (_NOT_MEASURED, "dim") if value is None else (self._figure(value), _SHADES[self._shade(value)])
 
-def _unreached(fleet: Fleet) -> Iterator[tuple[tuple[int, int], str]]:
-    """The pairs that don't reach each other on the route, with the letter that says how."""
-    for reach in fleet.reach:
-        if reach.kind == "route":
-            for i, row in enumerate(reach.rows):
-                for j, cell in enumerate(row):
-                    if cell not in (Cell.OK.value, Cell.NOT_TRIED.value):
-                        yield (i, j), cell
-
-
-def _detailed(
-    fleet: Fleet,
-    values: Values,
-    unreached: dict[tuple[int, int], str],
-    figure: Callable[[float], str],
-    shade: _Shades,
-    label: int,
-    cells: int,
-) -> Iterator[tuple[StyledText, ...]]:
-    """A figure for each pair."""
-    yield (StyledText(" " * (label + 1) + "".join(f" {node.rank:>{cells}}" for node in fleet.nodes), "dim"),)
-    for i, node in enumerate(fleet.nodes):
-        spans = [StyledText(f"{node.rank:>{label}} ", "dim")]
-        for j in range(len(fleet.nodes)):
-            text, style = _cell(values, unreached, i, j, figure, shade)
-            spans += [StyledText(" " * (1 + cells - len(text))), StyledText(text, style)]
-        yield (*spans, StyledText(f"  {_host(node.host)}", "dim"))
-
-
-def _host(host: str) -> str:
-    return clip(visible(host), 24)
-
-
-def _cell(
-    values: Values,
-    unreached: dict[tuple[int, int], str],
-    i: int,
-    j: int,
-    figure: Callable[[float], str],
-    shade: _Shades,
-) -> tuple[str, str]:
-    if i == j:
-        return "", ""
-    if (i, j) in unreached:
-        return unreached[i, j], "bold reverse red"
-    value = values.get((i, j))
-    return (_NOT_MEASURED, "dim") if value is None else (figure(value), _SHADES[shade(value)])
-
-
-def _coarse(
-    fleet: Fleet,
-    values: Values,
-    unreached: dict[tuple[int, int], str],
-    shade: _Shades,
-    label: int,
-    width: int,
-) -> Iterator[tuple[StyledText, ...]]:
-    """A character a pair; where there are more nodes than columns, a character for a square of pairs: the worst of them."""
-    count = len(fleet.nodes)
-    room = max(8, min(width, 140) - 2 * label - 3)
-    side = -(-count // room)
-    blocks = -(-count // side)
-    worst: dict[tuple[int, int], int] = {}
-    letters = {(i // side, j // side): cell for (i, j), cell in unreached.items()}
-    for (i, j), value in values.items():
-        key = i // side, j // side
-        worst[key] = max(worst.get(key, 0), shade(value))
-    margin = label if side == 1 else 2 * label + 1
-    head = "".join(f"{fleet.nodes[column * side].rank:<10}" for column in range(0, blocks, 10))
-    yield (StyledText(" " * (margin + 2) + head[:blocks], "dim"),)
-    for row in range(blocks):
-        first, last = fleet.nodes[row * side].rank, fleet.nodes[min(count, (row + 1) * side) - 1].rank
-        name = f"{first}" if side == 1 else f"{first}-{last}"
-        spans = [StyledText(f"{name:>{margin}}  ", "dim")]
-        for column in range(blocks):
-            key = row, column
-            if key in letters:
-                spans.append(StyledText(letters[key], "bold reverse red"))
-            elif key in worst:
-                spans.append(StyledText(_STEPS[worst[key]], _SHADES[worst[key]]))
-            else:
-                spans.append(StyledText(" " if row == column and side == 1 else _NOT_MEASURED, "dim"))
-        yield tuple(spans)
-
-
-def _legend(letters: set[str], values: Values, count: int) -> Iterator[Paragraph]:
-    texts = [f"{letter} {_LEGEND[letter]}" for letter in sorted(letters) if letter in _LEGEND]
-    if len(values) < count * (count - 1):
-        texts.append(f"{_NOT_MEASURED} not measured")
-    if texts:
-        yield Paragraph(StyledText("; ".join(texts), "dim"))
-
-
-def _steps(shade: _Shades, words: Callable[[float], str], steps: set[int]) -> Paragraph:
-    """Explain the digits that are there."""
-    spans = [StyledText(f"1 around {words(shade.limit(0))}, the median", _SHADES[0])]
-    for step in sorted(steps - {0}):
-        spans += [StyledText("; "), StyledText(f"{_STEPS[step]} {words(shade.limit(step))} or worse", _SHADES[step])]
-    return Paragraph(tuple(spans))
+    def _coarse(self, width: int) -> Iterator[tuple[StyledText, ...]]:
+        """A character a pair; where there are more nodes than columns, a character for a square of pairs: the worst of them."""
+        nodes = self._nodes
+        count = len(nodes)
+        room = max(8, min(width, 140) - 2 * self._label - 3)
+        side = -(-count // room)
+        blocks = -(-count // side)
+        worst: dict[tuple[int, int], int] = {}
+        letters = {(i // side, j // side): cell for (i, j), cell in self.unreached.items()}
+        for (i, j), value in self._values.items():
+            key = i // side, j // side
+            worst[key] = max(worst.get(key, 0), self._shade(value))
+        margin = self._label if side == 1 else 2 * self._label + 1
+        head = "".join(f"{nodes[column * side].rank:<10}" for column in range(0, blocks, 10))
+        yield (StyledText(" " * (margin + 2) + head[:blocks], "dim"),)
+        for row in range(blocks):
+            first, last = nodes[row * side].rank, nodes[min(count, (row + 1) * side) - 1].rank
+            name = f"{first}" if side == 1 else f"{first}-{last}"
+            spans = [StyledText(f"{name:>{margin}}  ", "dim")]
+            for column in range(blocks):
+                key = row, column
+                if key in letters:
+                    spans.append(StyledText(letters[key], "bold reverse red"))
+                elif key in worst:
+                    spans.append(StyledText(_STEPS[worst[key]], _SHADES[worst[key]]))
+                else:
+                    spans.append(StyledText(" " if row == column and side == 1 else _NOT_MEASURED, "dim"))
+            yield tuple(spans)

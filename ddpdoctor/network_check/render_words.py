@@ -43,8 +43,8 @@ def headline(fleet: Fleet, examinations: Sequence[Examination], done: str = "") 
     done: what was fine, where it isn't just that the nodes met.
     """
     verdict, problems = overall_verdict(fleet, examinations)
-    found = folded(examinations, names_of(fleet, examinations))
     if verdict in (Verdict.FAIL, Verdict.WARN):
+        found = folded(examinations, names_of(fleet, examinations))
         more = sum(severity is not Severity.INFO for _, severity, _ in found) - 1
         return verdict, found[0][2].summary + (f" (and {more} more)" if more else "")
     if verdict is Verdict.UNKNOWN:
@@ -59,11 +59,11 @@ def headline(fleet: Fleet, examinations: Sequence[Examination], done: str = "") 
 
 def untested(fleet: Fleet) -> list[str]:
     """ "not tested: collective", and phases that failed, each where there are any."""
-    texts = []
-    for passed in (Passed.FAIL, Passed.NOT_TESTED):
-        if phases := [phase.name for phase in fleet.phases if phase.passed is passed]:
-            texts.append(f"{'not tested' if passed is Passed.NOT_TESTED else 'failed'}: {', '.join(phases)}")
-    return texts
+    ended = {"failed": Passed.FAIL, "not tested": Passed.NOT_TESTED}
+    phases = {
+        label: [phase.name for phase in fleet.phases if phase.passed is passed] for label, passed in ended.items()
+    }
+    return [f"{label}: {', '.join(names)}" for label, names in phases.items() if names]
 
 
 def outcome(fleet: Fleet, examinations: Sequence[Examination]) -> str:
@@ -116,8 +116,9 @@ def node_rows(fleet: Fleet) -> tuple[list[tuple[str, ...]], str]:
     most = usual[0][0] if usual else ("", "", "")
     all_shown = len(fleet.nodes) + len(fleet.absent) <= _MAX_ROWS
     shown = [node for node in fleet.nodes if all_shown or node.lost or _looks(node) != most]
-    rows: list[tuple[str, ...]]
-    rows = [(str(node.rank), node.host or "?", node.address, *_looks(node), node.lost) for node in shown]
+    rows: list[tuple[str, ...]] = [
+        (str(node.rank), node.host or "?", node.address, *_looks(node), node.lost) for node in shown
+    ]
     rows += [
         (str(missing_node.rank), missing_node.host or "?", "", "", "", "", "did not come")
         for missing_node in fleet.absent
@@ -176,7 +177,8 @@ def phase_text(phase: Phase, fleet: Fleet) -> str:
         return _ways(fleet)
     if phase.name == "links":
         return _slowest(fleet)
-    return _all_reduces(fleet, phase.name)
+    ran = [collective for collective in fleet.collectives if collective.backend == phase.name]
+    return f"all_reduce of 4 B and 4 MiB on {sum(run.ok for run in ran)} of {plural(len(ran), 'node')}" if ran else ""
 
 
 def seconds_text(phase: Phase) -> str:
@@ -209,11 +211,6 @@ def _slowest(fleet: Fleet) -> str:
     worst = f"{milliseconds(slowest)}, {bandwidth(min(rates))}" if rates else milliseconds(slowest)
     pairs = len(fleet.nodes) * (len(fleet.nodes) - 1) // 2
     return f"{len(measured)} of {plural(pairs, 'pair')}, at worst {worst}"
-
-
-def _all_reduces(fleet: Fleet, backend: str) -> str:
-    ran = [collective for collective in fleet.collectives if collective.backend == backend]
-    return f"all_reduce of 4 B and 4 MiB on {sum(run.ok for run in ran)} of {plural(len(ran), 'node')}" if ran else ""
 
 
 # --- for the other nodes ----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What one run of netcheck on one node is given, tells while it goes, and comes to."""
+"""Options, progress and result of one run of netcheck on one node."""
 
 from __future__ import annotations
 
@@ -57,22 +57,22 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProgressListener(Protocol):
-    """Shows how it goes while it goes."""
+    """A view of how it goes."""
 
     def meeting(self, meeting: Meeting) -> None:
-        """Takes what this node's way to the master came to so far."""
+        """Take what this node's way to the master came to so far."""
 
     def hub(self, hub: Hub, command: Callable[[int], str] | None = None) -> None:
-        """Takes, on node 0, who is there now. command: what to type on the node of a rank."""
+        """Take, on node 0, who is there now. command: what to type on the node of a rank."""
 
     def waiting(self, waiting: Waiting, command: Callable[[int], str] | None = None) -> None:
-        """Takes, on the others, what the fleet does and whom it waits for. command: what to type on the node of a rank."""
+        """Take, on the others, what the fleet does and whom it waits for. command: what to type on the node of a rank."""
 
     def verdict(self, end: RunResult) -> None:
-        """Takes, on node 0, how it ends; next, the others are told."""
+        """Take, on node 0, how it ends; next, the others are told."""
 
     def say(self, text: str) -> None:
-        """Shows a line that stays."""
+        """Show a line that stays."""
 
     def close(self) -> None:
-        """Makes room for the verdict."""
+        """Make room for the verdict."""

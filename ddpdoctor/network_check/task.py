@@ -22,19 +22,19 @@ class OrderHandler(Protocol):
     """Carries out the hub's orders on one node."""
 
     def welcome(self, welcome: Welcome) -> None:
-        """Takes as which node of which run the hub has let us in."""
+        """Take in as which node of which run the hub has let us in."""
 
     async def carry_out(self, order: Order) -> Answer:
-        """Carries out one order. Raises what goes wrong beyond what an answer can say."""
+        """Carry out one order. It raises what goes wrong beyond what an answer can say."""
 
     async def close(self) -> None:
-        """Ends all that it has started."""
+        """End all that it has started."""
 
     def add_facts(self, snapshot: Snapshot) -> Snapshot:
-        """Adds to this node's facts what it found out itself."""
+        """Add to this node's facts what it found out itself."""
 
     def ignored_options(self) -> Iterable[str]:
-        """Gives a sentence for each option of this node that node 0 decided otherwise."""
+        """Give a sentence for each option of this node that node 0 decided otherwise."""
 
 
 class Task(Protocol):
@@ -47,22 +47,22 @@ class Task(Protocol):
     """How long it may take when all have come."""
 
     def meeting(self, meeting: Meeting) -> Meeting:
-        """Adds what the others are to know of this node's options."""
+        """Add what the others are to know of this node's options."""
 
     def coordinator(self, session: NodeSession, master: str, store_port: int) -> PhaseCoordinator:
-        """Makes what leads the phases on node 0. master, store_port: where torch's own store shall listen."""
+        """Make what leads the phases on node 0. master, store_port: where torch's own store shall listen."""
 
     def worker(
         self, snapshot: Snapshot, address: Callable[[], str], master: Master, python: str, environ: Mapping[str, str]
     ) -> OrderHandler:
-        """Makes the worker of a node; arguments as for `NetcheckWorker`."""
+        """Make the worker of a node; arguments as for `NetcheckWorker`."""
 
     @property
     def catalogue(self) -> Catalogue:
         """All checks: what another node's ddpdoctor says is shown with their pages."""
 
     def judge(self, snapshots: Sequence[Snapshot]) -> list[Examination]:
-        """Judges each node's facts, with those of the fleet in them."""
+        """Judge each node's facts, with those of the fleet in them."""
 
 
 class Netcheck:
@@ -78,19 +78,15 @@ class Netcheck:
         self._quick = quick
 
     def meeting(self, meeting: Meeting) -> Meeting:
-        """Adds nothing."""
         return meeting
 
     def coordinator(self, session: NodeSession, master: str, store_port: int) -> PhaseCoordinator:
-        """Makes what leads the phases on node 0. master, store_port: where torch's own store shall listen."""
         return NetworkCoordinator(session, quick=self._quick, master=master, store_port=store_port)
 
     def worker(
         self, snapshot: Snapshot, address: Callable[[], str], master: Master, python: str, environ: Mapping[str, str]
     ) -> OrderHandler:
-        """Makes the worker of a node; arguments as for `NetcheckWorker`."""
         return NetcheckWorker(snapshot, address, master, python, environ, quick=self._quick)
 
     def judge(self, snapshots: Sequence[Snapshot]) -> list[Examination]:
-        """Judges each node's facts, with those of the fleet in them."""
         return judge(snapshots, self.catalogue)

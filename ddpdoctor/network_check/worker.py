@@ -1,4 +1,4 @@
-"""Carries out on this node what the hub orders for netcheck."""
+"""The worker of a node: it carries out what the hub orders for netcheck."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DEFAULT_PORT_RANGE = (32768, 60999)
 
 
 class NetcheckWorker:
-    """Carries out what the hub orders for netcheck, within the limits of a test.
+    """The orders of netcheck on one node, within the limits of a test.
 
     Args:
         snapshot: this node's own facts.
@@ -70,20 +70,15 @@ class NetcheckWorker:
         self._refused = ""
 
     def welcome(self, welcome: Welcome) -> None:
-        """Takes as which node of which run the hub has let us in."""
         self._run, self._node = welcome.run, welcome.node_rank
         self._limits = OrderLimits(self._snapshot, self._master, welcome)
 
     async def carry_out(self, order: Order) -> Answer:
-        """Carries out one order, in the limits of a test. Raises what goes wrong beyond what an answer can say."""
         try:
             self._limits.check(order)
         except RefusedOrderError as error:
             self._refused = str(error)
             return OrderFailed(why=f"it was ordered what no node 0 of ours orders: {error}")
-        return await self._carry_out(order)
-
-    async def _carry_out(self, order: Order) -> Answer:
         if isinstance(order, Open):
             return await self._listeners.open(
                 listening_places(self._snapshot, self._address()),
@@ -117,18 +112,16 @@ class NetcheckWorker:
             self._limits.measured_seconds += time.monotonic() - began
 
     def add_facts(self, snapshot: Snapshot) -> Snapshot:
-        """Adds nothing: what it found out concerns all nodes, and node 0 has it."""
+        # What it found out concerns all nodes, and node 0 has it.
         return snapshot
 
     def ignored_options(self) -> Iterator[str]:
-        """Gives a sentence for each option of this node that node 0 decided otherwise."""
         if self._quick and self._collected:
             yield "--quick has no effect here: node 0 runs without it"
         if self._refused:
             yield f"node 0 ordered what none of ours does, and it was not done: {self._refused}"
 
     async def close(self) -> None:
-        """Stops listening."""
         await self._listeners.close()
 
     def _port_range(self) -> tuple[int, int]:

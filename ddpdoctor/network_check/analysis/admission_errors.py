@@ -1,4 +1,4 @@
-"""What a node finds that isn't let in, or is left behind: it has no part of the verdict and judges by itself. Pure."""
+"""Findings of a node that isn't let in, or is left behind: it has no part of the verdict and judges by itself. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ANOTHER = "this node's token is another one than node 0's"
 
 
 def wrong_token(*, wanted: bool, given: bool) -> str:
-    """What node 0 tells a node with another token than its own. wanted: node 0 has one; given: that node has one."""
+    """Word what node 0 tells a node with another token than its own. wanted: node 0 has one; given: that node has one."""
     if not wanted:
         return f"{NOT_WANTED}: run the command that node 0 prints, without one"
     if not given:
@@ -40,12 +40,13 @@ def token_of_a_visitor(texts: Sequence[str]) -> str:
 
 
 ENDED_BY_FAULT = "it ended without a verdict, since something is wrong there: "
-"""How node 0 begins its last words to the others where it has found on itself why it can't go on."""
+"""The beginning of node 0's last words to the others where it has found on itself why it can't go on."""
 
 
 def turned_away(meeting: Meeting) -> Finding:
-    """By a hub that wants other nodes, at another time, or with another token or version. Wrong ranks are no case of these."""
-    cause, fixes = _told(meeting)
+    """The finding on a node whose hub wants other nodes, at another time, or with another token or version. Wrong ranks are no
+    case of these."""
+    cause, fixes = _meaning_of_refusal(meeting)
     return Finding(
         summary=f"Node 0 doesn't let this node in: {first_words(meeting.turned_away)}",
         cause=cause,
@@ -58,33 +59,26 @@ def turned_away(meeting: Meeting) -> Finding:
 
 
 def left_behind(meeting: Meeting) -> Finding:
-    """Let in and lost."""
-    again = netcheck_command(meeting, meeting.nnodes, meeting.node_rank)
+    """The finding on a node that was let in and lost."""
     reason = meeting.left_behind.removeprefix("node 0 says: ")
     if reason.startswith(ENDED_BY_FAULT):
-        return Finding(
-            summary=f"Node 0 ended without a verdict: {reason.removeprefix(ENDED_BY_FAULT)}"[:160],
-            cause="That is wrong on node 0, and keeps it from its own port; nothing is known of this node.",
-            evidence=(told(meeting, "left_behind", meeting.left_behind),),
-            fixes=(
-                Fix("Node 0 prints the fix. When it is done there, run this here, while it runs there again", (again,)),
-            ),
-        )
+        summary = f"Node 0 ended without a verdict: {reason.removeprefix(ENDED_BY_FAULT)}"[:160]
+        cause = "That is wrong on node 0, and keeps it from its own port; nothing is known of this node."
+        text = "Node 0 prints the fix. When it is done there, run this here, while it runs there again"
+    else:
+        summary = f"This node was let in, and there is no verdict on it: {first_words(meeting.left_behind)}"
+        cause = "The network between it and node 0 was cut, its facts didn't arrive in time, or a process was halted for a while."
+        text = "Run this here, while it runs on node 0 again"
     return Finding(
-        summary=f"This node was let in, and there is no verdict on it: {first_words(meeting.left_behind)}",
-        cause="The network between it and node 0 was cut, its facts didn't arrive in time, or a process was halted for a while.",
+        summary=summary,
+        cause=cause,
         evidence=(told(meeting, "left_behind", meeting.left_behind),),
-        fixes=(
-            Fix(
-                "Run this here, while it runs on node 0 again",
-                (again,),
-            ),
-        ),
+        fixes=(Fix(text, (netcheck_command(meeting, meeting.nnodes, meeting.node_rank),)),),
     )
 
 
 def one_node_more(more: int, meeting: Meeting) -> Fix:
-    """Where a node came that there was no rank for."""
+    """The fix where a node came that there was no rank for."""
     text = f"If it belongs to the job, the job has {more} nodes: give that number on all nodes, on this one too"
     return Fix(text, (netcheck_command(meeting, more, 0 if meeting.node_rank == 0 else None),))
 
@@ -93,8 +87,9 @@ def first_words(text: str) -> str:
     return text.removeprefix("node 0 says: ").partition(": ")[0][:90]
 
 
-def _told(meeting: Meeting) -> tuple[str, tuple[Fix, ...]]:
-    """Why, and what to do."""
+def _meaning_of_refusal(meeting: Meeting) -> tuple[str, tuple[Fix, ...]]:
+    """Give the cause and the fixes."""
+    replace = msgspec.structs.replace
     nnodes, own = meeting.nnodes or 2, meeting.node_rank
     again = netcheck_command(meeting, nnodes, own)
     if meeting.refusal == "nnodes":
@@ -105,18 +100,27 @@ def _told(meeting: Meeting) -> tuple[str, tuple[Fix, ...]]:
             ),
         )
     if meeting.refusal == "full":
-        return "It is one more than the job is said to have, or it was started twice.", (
-            one_node_more(nnodes + 1, meeting),
-        )
+        more = one_node_more(nnodes + 1, meeting)
+        return "It is one more than the job is said to have, or it was started twice.", (more,)
     if meeting.refusal == "closed":
         return "Node 0 waits for late nodes as long as its --wait says, and only until all ranks are taken.", (
             Fix("Run this on node 0, which then waits longer", (waits_longer(meeting, nnodes, 0),)),
             Fix("And this here", (again,)),
         )
+    if meeting.refusal == "token" and NOT_WANTED in meeting.turned_away:
+        # An exported variable would give the token again.
+        without = f"env -u {TOKEN_VARIABLE} {netcheck_command(replace(meeting, token=False), nnodes, own)}"
+        text = "Run this here, if node 0 is meant to run without a token; nothing proves that it was node 0 who said so"
+        return "The token must be the same on all nodes: none, where node 0 has none.", (Fix(text, (without,)),)
     if meeting.refusal == "token":
-        return _other_token(meeting, nnodes)
+        with_dots = netcheck_command(replace(meeting, token=True), nnodes, own)
+        text = "Run this here, while it runs on node 0 again, with the token that node 0 prints in place of the dots"
+        cause = "The token must be the same on all nodes: node 0's."
+        return cause if meeting.token else "Only nodes that know the job's token are let in.", (
+            Fix(text, (with_dots,)),
+        )
     if meeting.refusal == "command":
-        other = msgspec.structs.replace(meeting, command="netcheck" if meeting.command == "smoke" else "smoke")
+        other = replace(meeting, command="netcheck" if meeting.command == "smoke" else "smoke")
         return "All nodes of one test must be started with the same command.", (
             Fix("Run this here, while it runs on node 0 again", (netcheck_command(other, nnodes, own),)),
         )
@@ -134,19 +138,3 @@ def _told(meeting: Meeting) -> tuple[str, tuple[Fix, ...]]:
         Fix(f"Install the newer one {on_both}", (command,)),
         Fix("Then start it again on all nodes; here", (again,)),
     )
-
-
-def _other_token(meeting: Meeting, nnodes: int) -> tuple[str, tuple[Fix, ...]]:
-    own = meeting.node_rank
-    if NOT_WANTED in meeting.turned_away:
-        # An exported variable would give the token again.
-        without = netcheck_command(msgspec.structs.replace(meeting, token=False), nnodes, own)
-        text = "Run this here, if node 0 is meant to run without a token; nothing proves that it was node 0 who said so"
-        return "The token must be the same on all nodes: none, where node 0 has none.", (
-            Fix(text, (f"env -u {TOKEN_VARIABLE} {without}",)),
-        )
-    with_dots = netcheck_command(msgspec.structs.replace(meeting, token=True), nnodes, own)
-    text = "Run this here, while it runs on node 0 again, with the token that node 0 prints in place of the dots"
-    if meeting.token:
-        return "The token must be the same on all nodes: node 0's.", (Fix(text, (with_dots,)),)
-    return "Only nodes that know the job's token are let in.", (Fix(text, (with_dots,)),)

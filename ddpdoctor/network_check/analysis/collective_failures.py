@@ -1,4 +1,4 @@
-"""What a failure of torch's store or of a collective means, by torch's own words and by the stage, and what to do. Pure."""
+"""The meaning of a failure of torch's store or of a collective, by torch's own words and by the stage, and its fixes. Pure."""
 
 from __future__ import annotations
 
@@ -39,29 +39,25 @@ WAITING = compile_lazily(
     r"(?i)clients joined|wait timeout|timed? ?out|timeout|connection closed by (?:remote )?peer|connection reset by peer"
     r"|broken pipe|failed to recv|no end within|it was ended, since"
 )
-"""What torch says where another rank didn't come, or went away."""
+"""torch's words where another rank didn't come, or went away."""
 
 TURNED_DOWN = compile_lazily(r"(?i)refused|no route to host|unreachable")
-"""What it says where the network says no; gloo calls these time-outs too."""
+"""Its words where the network says no; gloo calls these time-outs too."""
 
 
-def kind_of(one: TriedCollective) -> ErrorKind:
+def kind_of(tried: TriedCollective) -> ErrorKind:
     """How a rank that failed has failed."""
-    if one.words.startswith("ended by SIG"):
+    if tried.words.startswith("ended by SIG"):
         return ErrorKind.CRASH
-    if one.words.startswith("wrong sum"):
+    if tried.words.startswith("wrong sum"):
         return ErrorKind.WRONG
-    waited = one.hung or (WAITING.search(one.words) and not TURNED_DOWN.search(one.words))
+    waited = tried.hung or (WAITING.search(tried.words) and not TURNED_DOWN.search(tried.words))
     return ErrorKind.WAITED if waited else ErrorKind.ERROR
 
 
 def blamed(ran: Sequence[TriedCollective]) -> list[TriedCollective]:
     """The ranks that failed by themselves; none where every one that failed waited for another."""
-    return [
-        tried_collective
-        for tried_collective in ran
-        if not tried_collective.ok and kind_of(tried_collective) is not ErrorKind.WAITED
-    ]
+    return [tried for tried in ran if not tried.ok and kind_of(tried) is not ErrorKind.WAITED]
 
 
 Meaning = tuple[str, tuple[Fix, ...]]
@@ -76,27 +72,32 @@ class Run(NamedTuple):
     meeting: Meeting
     target_python: TargetPython
 
-    def name(self, one: TriedCollective) -> str:
-        return (self.nodes[one.node].host if one.node in self.nodes else "") or f"node {one.node}"
+    def name(self, tried: TriedCollective) -> str:
+        return (self.nodes[tried.node].host if tried.node in self.nodes else "") or f"node {tried.node}"
 
-    def way(self, one: TriedCollective) -> str:
+    def way(self, tried: TriedCollective) -> str:
         """The interface of that node which leads to the others."""
-        return (self.nodes[one.node].interface if one.node in self.nodes else "") or "eth0"
+        return (self.nodes[tried.node].interface if tried.node in self.nodes else "") or "eth0"
 
     def releases(self) -> list[str]:
         """The releases of torch that the nodes have, the newest last."""
         found = {node.torch.partition("+")[0] for node in self.nodes.values() if isinstance(node.torch, str)}
-        return sorted(found, key=lambda one: [int(part) for part in re.findall(r"\d+", one)])
+        return sorted(found, key=lambda release: [int(part) for part in re.findall(r"\d+", release)])
 
 
-def meaning(one: TriedCollective, kind: ErrorKind, run: Run) -> Meaning:
+def meaning(tried: TriedCollective, kind: ErrorKind, run: Run) -> Meaning:
     """What the words mean; where they don't tell, what a failure at that stage usually means."""
-    way = run.way(one)
+    way = shlex.quote(run.way(tried))
+    name_for_gloo = (f"export GLOO_SOCKET_IFNAME={way}",)
     if kind is ErrorKind.WRONG:
-        offloading = f"sudo ethtool -K {shlex.quote(way)} tx off rx off tso off gso off gro off"
         return (
             "The numbers were changed on their way or in the reckoning: a network card's offloading, or faulty memory.",
-            (by_root("Switch the card's offloading off (ethtool is a package) and run it again", (offloading,)),),
+            (
+                by_root(
+                    "Switch the card's offloading off (ethtool is a package) and run it again",
+                    (f"sudo ethtool -K {way} tx off rx off tso off gso off gro off",),
+                ),
+            ),
         )
     if kind is ErrorKind.CRASH:
         importing = in_target_python(run.target_python, "-X", "faulthandler", "-c", "import torch.distributed")
@@ -107,54 +108,44 @@ def meaning(one: TriedCollective, kind: ErrorKind, run: Run) -> Meaning:
                 Fix("See where it crashes", (importing,)),
             ),
         )
-    if "EADDRINUSE" in one.words:
-        port = re.search(r"port: (\d+)", one.words)
+    if "EADDRINUSE" in tried.words:
+        port = re.search(r"port: (\d+)", tried.words)
         return (
             "Another program took the port between the test of the port and the start of the store.",
             (Fix("See who holds it", (f"ss -ltnp 'sport = :{port[1] if port else run.meeting.port}'",)),),
         )
-    if "Unable to find address for" in one.words:
+    if "Unable to find address for" in tried.words:
         return (
             "GLOO_SOCKET_IFNAME names an interface that this node doesn't have, or that has no address.",
-            (Fix("Name the one that leads to the others", (f"export GLOO_SOCKET_IFNAME={shlex.quote(way)}",)),),
+            (Fix("Name the one that leads to the others", name_for_gloo),),
         )
-    if told := re.search(r"remote=\[([^\[\]]+)\]", one.words):
+    if told := re.search(r"remote=\[([^\[\]]+)\]", tried.words):
         return (
             f"Another rank told this one to meet it at {told[1]}, and nobody answers there: gloo offers the address that"
             " its own hostname resolves to, or that of GLOO_SOCKET_IFNAME.",
-            (
-                Fix(
-                    "Name the interface that leads to the others, on each node its own",
-                    (f"export GLOO_SOCKET_IFNAME={shlex.quote(way)}",),
-                ),
-            ),
+            (Fix("Name the interface that leads to the others, on each node its own", name_for_gloo),),
         )
-    return _by_stage(one, run)
-
-
-def _by_stage(one: TriedCollective, run: Run) -> Meaning:
-    way = run.way(one)
-    if one.stage in BEFORE_THE_STORE:
+    if tried.stage in BEFORE_THE_STORE:
         return (
             "torch itself doesn't start on this node.",
             (Fix("See why", (f"ddpdoctor check --python {shlex.quote(run.target_python.python)}",)),),
         )
-    if one.stage == "store":
+    if tried.stage == "store":
         return _store(run)
-    if one.stage == "all_reduce of 4 MiB":
-        return _large(one, run)
-    if one.backend == "nccl":
+    if tried.stage == "all_reduce of 4 MiB":
+        return _large(tried, run)
+    if tried.backend == "nccl":
         return (
             "NCCL makes its connections in the first collective: at the address of the interface that it chose.",
             (
-                Fix("Name the interface on every node", (f"export NCCL_SOCKET_IFNAME=={shlex.quote(way)}",)),
+                Fix("Name the interface on every node", (f"export NCCL_SOCKET_IFNAME=={way}",)),
                 Fix("Try without InfiniBand, on all nodes", ("export NCCL_IB_DISABLE=1",)),
             ),
         )
     return (
         "gloo's ranks meet at the addresses that they offer each other: each takes the one that its hostname resolves to,"
         " unless GLOO_SOCKET_IFNAME names an interface.",
-        (Fix("Name the interface on every node", (f"export GLOO_SOCKET_IFNAME={shlex.quote(way)}",)),),
+        (Fix("Name the interface on every node", name_for_gloo),),
     )
 
 
@@ -176,9 +167,9 @@ def _store(run: Run) -> Meaning:
     )
 
 
-def _large(one: TriedCollective, run: Run) -> Meaning:
-    peer = next((other.address for rank, other in run.nodes.items() if rank != one.node), run.meeting.master)
-    mtu = run.nodes[one.node].mtu if one.node in run.nodes else 0
+def _large(tried: TriedCollective, run: Run) -> Meaning:
+    peer = next((other.address for rank, other in run.nodes.items() if rank != tried.node), run.meeting.master)
+    mtu = run.nodes[tried.node].mtu if tried.node in run.nodes else 0
     return (
         "4 B pass and 4 MiB don't: packets as large as the interface allows are lost on the way (MTU), or the link is"
         " extremely slow.",
@@ -187,6 +178,8 @@ def _large(one: TriedCollective, run: Run) -> Meaning:
                 f"See whether the largest packets pass ({PING_COMES_IN})",
                 (f"ping -c 3 -M do -s {(mtu or 1500) - 28} {shlex.quote(peer)}",),
             ),
-            by_root("Send smaller packets, on all nodes", (f"sudo ip link set {shlex.quote(run.way(one))} mtu 1400",)),
+            by_root(
+                "Send smaller packets, on all nodes", (f"sudo ip link set {shlex.quote(run.way(tried))} mtu 1400",)
+            ),
         ),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ddpdoctor.facts.fleet import Link, Node, Reach
 from ddpdoctor.facts.gpus import Gpus
@@ -25,52 +25,61 @@ def why_no_gloo(
     nodes: Sequence[Node], snapshots: Mapping[int, Snapshot], reach: Sequence[Reach], links: Sequence[Link]
 ) -> str:
     """Why gloo isn't tried on nodes that reach each other; "" where it is. nodes: those that are there."""
-    return (
-        _without_torch(nodes)
-        or _without_gloo(nodes, snapshots)
-        or _strange_stores(nodes)
-        or _unlike(nodes, snapshots, "gloo")
-        or _too_slow(links)
-        or _unreached(reach, "gloo")
-    )
+    return next(_against_gloo(nodes, snapshots, reach, links), "")
+
+
+def _against_gloo(
+    nodes: Sequence[Node], snapshots: Mapping[int, Snapshot], reach: Sequence[Reach], links: Sequence[Link]
+) -> Iterator[str]:
+    if lacking := [node for node in nodes if node.torch is None]:
+        yield "torch is not installed" + ("" if len(lacking) == len(nodes) else f" on {names(lacking, most=3)}")
+    for node in nodes:
+        nccl = snapshots[node.rank].nccl
+        if isinstance(nccl, Nccl) and nccl.gloo_interface is None:
+            yield f"gloo finds no address on {called(node)}"
+    server = nodes[0].torch
+    for node in nodes:
+        if isinstance(server, str) and isinstance(node.torch, str) and not stores_meet(server, node.torch):
+            yield f"torch {node.torch} can't use the store of torch {server}"
+    yield from _fatal_settings(nodes, snapshots, "gloo")
+    if any(link.error for link in links):
+        yield "a link between two nodes could not be measured"
+    slowest = min((rate for link in links for rate in (link.forth, link.back) if rate >= 0), default=SLOWEST)
+    if slowest < SLOWEST:
+        yield f"4 MiB would take too long over the slowest link, {slowest:.1f} Mbit/s"
+    yield from _unreached(reach, "gloo", "gloo's")
 
 
 def why_no_nccl(nodes: Sequence[Node], snapshots: Mapping[int, Snapshot], reach: Sequence[Reach]) -> str:
     """Why NCCL isn't tried after gloo has passed; "" where it is. nodes: those that are there."""
-    return (
-        _without_gpus(nodes, snapshots)
-        or _different_nccls(nodes)
-        or _without_interface(nodes, snapshots)
-        or _unlike(nodes, snapshots, "NCCL")
-        or _unreached(reach, "nccl")
-    )
+    return next(_against_nccl(nodes, snapshots, reach), "")
 
 
-def _without_torch(nodes: Sequence[Node]) -> str:
-    lacking = [node for node in nodes if node.torch is None]
-    if not lacking:
-        return ""
-    return "torch is not installed" + ("" if len(lacking) == len(nodes) else f" on {names(lacking, most=3)}")
-
-
-def _without_gloo(nodes: Sequence[Node], snapshots: Mapping[int, Snapshot]) -> str:
+def _against_nccl(nodes: Sequence[Node], snapshots: Mapping[int, Snapshot], reach: Sequence[Reach]) -> Iterator[str]:
+    for node in nodes:
+        gpus, nccl = snapshots[node.rank].gpus, snapshots[node.rank].nccl
+        if not isinstance(gpus, Gpus) or not gpus.devices:
+            yield f"no NVIDIA GPU on {called(node)}"
+        if isinstance(nccl, Nccl) and nccl.library is None:
+            yield f"no libnccl on {called(node)}"
+    # NCCL's nodes must have the very same version; some of the older ones hang.
+    versions: dict[str, list[Node]] = {}
+    for node in nodes:
+        if isinstance(node.nccl, str):
+            versions.setdefault(node.nccl, []).append(node)
+    if len(versions) > 1:
+        which = (f"{version} on {names(having, most=3)}" for version, having in versions.items())
+        yield f"NCCL differs: {'; '.join(which)}"
     for node in nodes:
         nccl = snapshots[node.rank].nccl
-        if isinstance(nccl, Nccl) and nccl.gloo_interface is None:
-            return f"gloo finds no address on {called(node)}"
-    return ""
+        if isinstance(nccl, Nccl) and nccl.answer_status == NO_INTERFACE:
+            yield f"NCCL finds no interface on {called(node)}"
+    yield from _fatal_settings(nodes, snapshots, "NCCL")
+    yield from _unreached(reach, "nccl", "NCCL's")
 
 
-def _strange_stores(nodes: Sequence[Node]) -> str:
-    server = nodes[0].torch
-    for node in nodes:
-        if isinstance(server, str) and isinstance(node.torch, str) and not stores_meet(server, node.torch):
-            return f"torch {node.torch} can't use the store of torch {server}"
-    return ""
-
-
-def _unlike(nodes: Sequence[Node], snapshots: Mapping[int, Snapshot], library: str) -> str:
-    """A setting in which a node differs so that the others would wait for it."""
+def _fatal_settings(nodes: Sequence[Node], snapshots: Mapping[int, Snapshot], library: str) -> Iterator[str]:
+    """Settings in which a node differs so that the others would wait for it."""
     pattern = pattern_of(nodes)
     for node in nodes:
         rdma = snapshots[node.rank].rdma
@@ -78,47 +87,9 @@ def _unlike(nodes: Sequence[Node], snapshots: Mapping[int, Snapshot], library: s
         for found in deviations(node.settings, pattern):
             read = found.hits_gloo if library == "gloo" else found.hits_nccl
             if read and found.fatal and not (found.of_infiniband and no_infiniband):
-                return f"{called(node)} differs from the others in {found.name}, and {library} would hang"
-    return ""
+                yield f"{called(node)} differs from the others in {found.name}, and {library} would hang"
 
 
-def _too_slow(links: Sequence[Link]) -> str:
-    if any(link.error for link in links):
-        return "a link between two nodes could not be measured"
-    slowest = min((rate for link in links for rate in (link.forth, link.back) if rate >= 0), default=SLOWEST)
-    return "" if slowest >= SLOWEST else f"4 MiB would take too long over the slowest link, {slowest:.1f} Mbit/s"
-
-
-def _unreached(reach: Sequence[Reach], kind: str) -> str:
-    failing = count_failures([matrix for matrix in reach if matrix.kind == kind])
-    whose = "NCCL's" if kind == "nccl" else f"{kind}'s"
-    return f"{whose} addresses don't reach each other ({failing} connections fail)" if failing else ""
-
-
-def _without_gpus(nodes: Sequence[Node], snapshots: Mapping[int, Snapshot]) -> str:
-    for node in nodes:
-        gpus, nccl = snapshots[node.rank].gpus, snapshots[node.rank].nccl
-        if not isinstance(gpus, Gpus) or not gpus.devices:
-            return f"no NVIDIA GPU on {called(node)}"
-        if isinstance(nccl, Nccl) and nccl.library is None:
-            return f"no libnccl on {called(node)}"
-    return ""
-
-
-def _different_nccls(nodes: Sequence[Node]) -> str:
-    """NCCL's nodes must have the very same version; some of the older ones hang."""
-    versions: dict[str, list[Node]] = {}
-    for node in nodes:
-        if isinstance(node.nccl, str):
-            versions.setdefault(node.nccl, []).append(node)
-    if len(versions) < 2:
-        return ""
-    return "NCCL differs: " + "; ".join(f"{version} on {names(some, most=3)}" for version, some in versions.items())
-
-
-def _without_interface(nodes: Sequence[Node], snapshots: Mapping[int, Snapshot]) -> str:
-    for node in nodes:
-        nccl = snapshots[node.rank].nccl
-        if isinstance(nccl, Nccl) and nccl.answer_status == NO_INTERFACE:
-            return f"NCCL finds no interface on {called(node)}"
-    return ""
+def _unreached(reach: Sequence[Reach], kind: str, whose: str) -> Iterator[str]:
+    if failing := count_failures(matrix for matrix in reach if matrix.kind == kind):
+        yield f"{whose} addresses don't reach each other ({failing} connections fail)"

@@ -28,27 +28,27 @@ UNPROVED: Final = "From node 0, without a token"
 def judge(
     snapshots: Sequence[Snapshot], catalogue: Catalogue, families: Collection[str] = CHECK_FAMILIES
 ) -> list[Examination]:
-    """Judges each node's facts by themselves; those of the fleet lie in every node's."""
+    """Judge each node's facts by themselves; those of the fleet lie in every node's."""
     checks = tuple(check for check in catalogue.checks if check.family in families)
     return [examine(snapshot, None, checks) for snapshot in snapshots]
 
 
 def not_met(meeting: Meeting) -> tuple[str, ...]:
-    """Why there is no verdict where no check found fault and yet nobody was met; nothing where somebody was."""
+    """Say why there is no verdict where no check found fault and yet nobody was met; nothing where somebody was."""
     if meeting.nnodes is not None:
         return (f"{meeting.nnodes} nodes were to meet, and this one met none of them",)
     return () if meeting.answered_by else (f"Nobody answered at {meeting.master} port {meeting.port}",)
 
 
-def one_sided(one: Examination) -> Examination:
-    """It with the reason why nothing of other nodes is judged: this is netcheck, and it looked at this side only."""
+def one_sided(examination: Examination) -> Examination:
+    """Say why nothing of other nodes is judged: this is netcheck, and it looked at this side only."""
     results = (
         msgspec.structs.replace(result, not_tested=msgspec.structs.replace(result.not_tested, reason=ONE_SIDE))
         if result.not_tested and result.not_tested.reason == NO_FLEET
         else result
-        for result in one.results
+        for result in examination.results
     )
-    return msgspec.structs.replace(one, results=tuple(results))
+    return msgspec.structs.replace(examination, results=tuple(results))
 
 
 def with_fleet(snapshot: Snapshot, fleet: Fleet, node_rank: int) -> Snapshot:
@@ -114,7 +114,7 @@ def verdicts_by_rank(
     hosts = next((_hosts_of(fleet) for fleet in fleets if not isinstance(fleet, Unknown)), ())
     return {
         rank: NodeVerdict(
-            results=tuple(map(_judged, examination.results)),
+            results=tuple(map(_sent, examination.results)),
             verdict=verdict,
             exit_code=exit_code,
             lines=tuple(lines),
@@ -130,8 +130,16 @@ def _hosts_of(fleet: Fleet) -> tuple[str, ...]:
     return tuple(sorted(name for name in named if 0 < len(name) <= MAX_HOST_LENGTH))[:MAX_NODES]
 
 
-def _check(judged: CheckVerdict, catalogue: Catalogue) -> Check:
-    return catalogue.get(judged.slug) or Check(plain(judged.slug, 40), Severity.WARN, _of_another_version)
+def _sent(result: Result) -> CheckVerdict:
+    """A result as it is sent: with each finding's severity, since the other side may not know the check."""
+    own = result.check.severity
+    findings = (msgspec.structs.replace(finding, severity=finding.severity or own) for finding in result.findings)
+    return CheckVerdict(result.check.slug, tuple(findings), result.not_tested)
+
+
+def _of_another_version() -> Iterator[Finding]:
+    """A check of node 0's ddpdoctor, which this one doesn't have."""
+    yield from ()
 
 
 def _unproved(finding: Finding) -> Finding:
@@ -140,20 +148,8 @@ def _unproved(finding: Finding) -> Finding:
     return msgspec.structs.replace(finding, fixes=tuple(fixes))
 
 
-def _of_another_version() -> Iterator[Finding]:
-    """A check of node 0's ddpdoctor, which this one doesn't have."""
-    yield from ()
-
-
-def _judged(result: Result) -> CheckVerdict:
-    """With each finding's severity: the other side may not know the check."""
-    own = result.check.severity
-    findings = (msgspec.structs.replace(finding, severity=finding.severity or own) for finding in result.findings)
-    return CheckVerdict(result.check.slug, tuple(findings), result.not_tested)
-
-
 def examination_of(part: NodeVerdict, snapshot: Snapshot, catalogue: Catalogue, *, proved: bool) -> Examination:
-    """What node 0 made of this node, as if it had been judged here. A check that only node 0's ddpdoctor has says what it
+    """Read node 0's verdict on this node as if it had been judged here. A check that only node 0's ddpdoctor has says what it
     found there, and has no page here.
 
     proved: a token showed that it was node 0. Else whoever took the master's port first may have said it, and its commands
@@ -161,11 +157,10 @@ def examination_of(part: NodeVerdict, snapshot: Snapshot, catalogue: Catalogue, 
     """
     results = tuple(
         Result(
-            _check(result, catalogue),
+            catalogue.get(result.slug) or Check(plain(result.slug, 40), Severity.WARN, _of_another_version),
             result.findings if proved else tuple(map(_unproved, result.findings)),
             result.not_tested,
         )
         for result in part.results
     )
-    plan = examine(snapshot, None, ()).plan
-    return Examination(snapshot, plan, results)
+    return Examination(snapshot, examine(snapshot, None, ()).plan, results)

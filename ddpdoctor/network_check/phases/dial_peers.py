@@ -1,12 +1,9 @@
-"""Dials the peers: who answers at their addresses, and whether a large message arrives there."""
+"""Dialling the peers: who answers at their addresses, and whether a large message arrives there."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import fcntl
-import struct
-import termios
 from collections.abc import Mapping
 from typing import Final
 
@@ -27,7 +24,7 @@ from ddpdoctor.network_check.protocol.messages import (
 )
 from ddpdoctor.network_check.protocol.order_limits import RefusedAddress
 from ddpdoctor.network_check.protocol.peer_handshake import REACH, CutOffError, NotAPeerError, PeerStream, dial_peer
-from ddpdoctor.network_check.protocol.tcp_connections import system_words
+from ddpdoctor.network_check.protocol.tcp_connections import system_words, unacknowledged_bytes
 
 NEXT_TO_NOTHING: Final = 2048
 """Bytes of the large message: where no more than these are acknowledged, it makes no progress."""
@@ -49,7 +46,7 @@ NO_WAY = (
 
 
 class PortOutcome(msgspec.Struct, frozen=True):
-    """What one port came to, and the system's words where it failed."""
+    """Outcome of one port, and the system's words where it failed."""
 
     cell: Cell
     words: str = ""
@@ -61,15 +58,14 @@ async def dial(
     node: int,
     refused: Mapping[tuple[int, str], RefusedAddress] = {},
 ) -> Dialled:
-    """Dials every place of all peers but ourselves, those apart that are refused (by node and kind). `order.at_once` places at a time, each on all its ports, the first one
-    with a large message.
+    """Dial every place of all peers but ourselves, those apart that are refused (by node and kind). `order.at_once` places at
+    a time, each on all its ports, the first one with a large message.
 
     Every node begins with the one after itself, so that they don't all come to the first one at once.
     """
     room = asyncio.Semaphore(order.at_once)
-    others = sorted((one for one in order.peers if one.node != node), key=lambda one: one.node)
-    others = [one for one in others if one.node > node] + [one for one in others if one.node < node]
-
+    # False, for those behind ourselves, comes first.
+    others = sorted((peer for peer in order.peers if peer.node != node), key=lambda peer: (peer.node < node, peer.node))
     attempt = _try_twice if order.again else _try
     own: dict[str, None] = {}
 
@@ -84,9 +80,8 @@ async def dial(
                         for nth, port in enumerate(place.ports)
                     )
                 )
-        if (
-            place.kind == "route"
-        ):  # Of an address that NCCL or gloo would take, it says nothing of the way to the others.
+        # Of an address that NCCL or gloo would take, it says nothing of the way to the others.
+        if place.kind == "route":
             own.update(
                 (plain(outcome.words, MAX_WORDS_LENGTH), None) for outcome in outcomes if outcome.cell is Cell.NOT_TRIED
             )
@@ -136,9 +131,8 @@ async def _try(
         return PortOutcome(Cell.NOT_TRIED, "no address")
     try:
         if found.node != wanted:
-            return PortOutcome(
-                Cell.OTHER, f"node {found.node} answered" if found.node != node else "it is this node itself"
-            )
+            who = f"node {found.node} answered" if found.node != node else "it is this node itself"
+            return PortOutcome(Cell.OTHER, who)
         return await _send_large(found, seconds) if large else PortOutcome(Cell.OK)
     finally:
         found.writer.transport.abort()
@@ -154,30 +148,21 @@ def _cell_of(error: OSError) -> Cell:
 
 
 async def _send_large(found: PeerStream, seconds: float) -> PortOutcome:
-    """Sends the large message. A slow link isn't stalled: as long as it takes bytes, it has a second period."""
+    """Send the large message. A slow link isn't stalled: as long as it takes bytes, it has a second period."""
     found.writer.write(bytes(LARGE_MESSAGE_BYTES))
     left = LARGE_MESSAGE_BYTES
     for _ in range(2):
         try:
             answer = await within(seconds, found.reader.readexactly(len(ARRIVED)))
         except TimeoutError:
-            before, left = left, _unacknowledged(found.writer)
+            before, left = left, unacknowledged_bytes(found.writer)
             if before - left <= NEXT_TO_NOTHING:
-                return PortOutcome(
-                    Cell.STALLED,
-                    f"{LARGE_MESSAGE_BYTES - left} of {LARGE_MESSAGE_BYTES} bytes acknowledged in {seconds:.0f} s",
-                )
-        except (EOFError, OSError) as error:
-            return PortOutcome(
-                Cell.RESET, "cut off while it was sending" if isinstance(error, EOFError) else str(error)
-            )
+                taken = f"{LARGE_MESSAGE_BYTES - left} of {LARGE_MESSAGE_BYTES} bytes acknowledged in {seconds:.0f} s"
+                return PortOutcome(Cell.STALLED, taken)
+        except EOFError:
+            return PortOutcome(Cell.RESET, "cut off while it was sending")
+        except OSError as error:
+            return PortOutcome(Cell.RESET, str(error))
         else:
             return PortOutcome(Cell.OK) if answer == ARRIVED else PortOutcome(Cell.OTHER, "it answered something else")
     return PortOutcome(Cell.OK)  # So slow that it still goes on; how slow the link is is measured later.
-
-
-def _unacknowledged(writer: asyncio.StreamWriter) -> int:
-    """Bytes that were written and that the other side hasn't acknowledged."""
-    answer = fcntl.ioctl(writer.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
-    in_kernel: int = struct.unpack("i", answer)[0]
-    return in_kernel + writer.transport.get_write_buffer_size()

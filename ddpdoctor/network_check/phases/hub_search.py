@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -42,6 +42,9 @@ ANSWER_SECONDS: Final = 0.25
 UNANSWERED: Final = (ConnectOutcome.SILENT, ConnectOutcome.REFUSED, ConnectOutcome.PROHIBITED)
 """Outcomes that a filter on this host's output can bring about."""
 
+Counter = Literal["untransmitted", "undelivered"]
+"""A counter of the kernel's: packets that were to be sent and weren't, or that came and were handed to nobody."""
+
 GONE: Final = "the connection was closed at once, without a word"
 
 
@@ -60,7 +63,7 @@ class Connection:
 async def find_hub(
     master: str, ports: Sequence[int], seconds: float, heard: Callable[[Meeting], None]
 ) -> tuple[Meeting, Connection | None]:
-    """Goes to the master until its hub greets; None where it didn't within `seconds`, or where something holds the port
+    """Go to the master until its hub greets; None where it didn't within `seconds`, or where something holds the port
     that won't go away. `heard` is told whenever the outcome changes.
 
     All addresses and ports are tried side by side, so that a silent one doesn't hold up the others; of several hubs the
@@ -81,7 +84,7 @@ async def find_hub(
     search.resolved()
     both = any(destination.family == socket.AF_INET for destination in found)
     ways = [
-        _Way(_at_port(destination, port), search, LATER if both and destination.family == socket.AF_INET6 else 0.0)
+        _Way(destination.at_port(port), search, LATER if both and destination.family == socket.AF_INET6 else 0.0)
         for port in ports
         for destination in found
     ]
@@ -90,8 +93,8 @@ async def find_hub(
 
 
 async def look_at_master(master: str, port: int, seconds: float = 10.0) -> Meeting:
-    """What this side alone can see: each address of the master is tried until its outcome is certain, and who listens there
-    is asked who he is."""
+    """Find out what this side alone can see: each address of the master is tried until its outcome is certain, and who listens
+    there is asked who he is."""
     search = _Search(master, [port], lambda meeting: None)
     try:
         found = await destinations(master, port)
@@ -129,61 +132,40 @@ async def _first(ways: list[_Way], search: _Search, deadline: float) -> Connecti
     return met[0] if met else None
 
 
-def _at_port(one: Destination, port: int) -> Destination:
-    host, _, *scope = one.sockaddr
-    return Destination(one.family, (host, port, *scope))
+async def count_filtered(there: Destination, counter: Counter) -> int | None:
+    """Count how many of PROBES first packets to it, or of the answers to them, this host's own kernel takes away: all of them
+    at the least, or 0; None where it doesn't count them.
 
-
-def _kept_back(there: Destination) -> int | None:
-    """How many of PROBES first packets to it this host's own kernel takes away: all of them, or 0; None where it doesn't
-    count them.
-
-    connect() hands the packet to the filters on output before it returns, so that hardly anything else comes between the two
-    looks at the counters, and no more than in another moment as long.
+    connect() hands the packet to the filters on output before it returns, so that hardly anything else comes between the
+    looks at the counters, and no more than in another moment as long. Answers take their time.
     """
-    looks = [count(there.address).untransmitted]
-    for probes in (0, PROBES):
-        for _ in range(probes):
-            with suppress(OSError), socket.socket(there.family, socket.SOCK_STREAM) as one:
-                one.setblocking(False)
-                one.connect(there.sockaddr)
-        looks.append(count(there.address).untransmitted)
-    before, between, after = looks
-    if before is None or between is None or after is None:
-        return None
-    return PROBES if before == between and after - between == PROBES else 0
-
-
-async def _taken_away(there: Destination) -> int | None:
-    """How many answers to PROBES first packets to it this host's own kernel received and handed to nobody: all of them at the
-    least, or 0; None where the counters can't be read."""
-    looks = [count(there.address).undelivered]
+    looks = [getattr(count(there.address), counter)]
     with ExitStack() as held:
         for probes in (0, PROBES):
             for _ in range(probes):
                 with suppress(OSError):
                     # Open until the answer has had its time, or it would be one to nobody.
-                    one = held.enter_context(socket.socket(there.family, socket.SOCK_STREAM))
-                    one.setblocking(False)
-                    one.connect(there.sockaddr)
-            await asyncio.sleep(ANSWER_SECONDS)
-            looks.append(count(there.address).undelivered)
-    before, between, after = looks
-    if before is None or between is None or after is None:
+                    probe = held.enter_context(socket.socket(there.family, socket.SOCK_STREAM))
+                    probe.setblocking(False)
+                    probe.connect(there.sockaddr)
+            if counter == "undelivered":
+                await asyncio.sleep(ANSWER_SECONDS)
+            looks.append(getattr(count(there.address), counter))
+    if None in looks:
         return None
-    return after - between if before == between and after - between >= PROBES else 0
+    idle, grown = looks[1] - looks[0], looks[2] - looks[1]
+    taken = grown >= PROBES if counter == "undelivered" else grown == PROBES
+    return int(grown) if taken and not idle else 0
 
 
 class _Search:
-    """What is known so far."""
+    """Everything that is known so far."""
 
     def __init__(self, master: str, ports: Sequence[int], heard: Callable[[Meeting], None]) -> None:
         self._master, self._ports, self._heard = master, ports, heard
         self._started = time.monotonic()
-        self._kept_back: dict[Destination, int | None] = {}
-        """Packets to each destination that did not leave this host; 0 once some did."""
-        self._taken_away: dict[Destination, int | None] = {}
-        """Answers of each destination that came and were handed to nobody."""
+        self._filtered: dict[Counter, dict[Destination, int | None]] = {"untransmitted": {}, "undelivered": {}}
+        """Packets to each destination that did not leave this host, 0 once some did; and its answers that were handed to nobody."""
         self._listening = asyncio.Lock()
         self._unresolved = ""
         self._attempts: dict[Destination, Attempt] = {}
@@ -201,23 +183,25 @@ class _Search:
         before = self._attempts.get(there)
         self._attempts[there] = msgspec.structs.replace(attempt, tries=before.tries + 1 if before else 1)
         self._identities[there] = identity
-        if attempt.met in UNANSWERED:
-            self._note_kept_back(there)
         self._tell()
 
-    async def listen(self, there: Destination) -> None:
-        """Finds out whether a silent destination's answers get lost on this host."""
-        async with self._listening:
-            taken = await _taken_away(there)
-        before = self._taken_away.get(there)
-        self._taken_away[there] = taken if before is None or taken is None else before + taken
+    async def look_for_filter(self, there: Destination, met: ConnectOutcome) -> None:
+        """Find out whether packets to it, or answers of a silent destination, get lost on this host."""
+        if met is ConnectOutcome.SILENT:
+            async with self._listening:
+                await self._count_filtered(there, "undelivered")
+        if met in UNANSWERED:
+            await self._count_filtered(there, "untransmitted")
 
-    def _note_kept_back(self, there: Destination) -> None:
-        now, before = _kept_back(there), self._kept_back.get(there)
-        self._kept_back[there] = now + (before or 0) if now else now
+    async def _count_filtered(self, there: Destination, counter: Counter) -> None:
+        lost = await count_filtered(there, counter)
+        found = self._filtered[counter]
+        before = found.get(there)
+        starts_over = lost is None or before is None or (lost == 0 and counter == "untransmitted")
+        found[there] = lost if starts_over else lost + before  # type: ignore[operator]
 
     def _tell(self) -> None:
-        """Tells of it where the outcome isn't the same as before."""
+        """Tell of it where the outcome isn't the same as before."""
         now = self.meeting()
         outcome = (
             now.unresolved,
@@ -247,8 +231,8 @@ class _Search:
             port=shown[0].sockaddr[1] if shown else self._ports[0],
             unresolved=self._unresolved,
             attempts=tuple(self._attempts[there] for there in shown),
-            untransmitted=_of_all(self._kept_back),
-            undelivered=_of_all(self._taken_away),
+            untransmitted=_of_all(self._filtered["untransmitted"]),
+            undelivered=_of_all(self._filtered["undelivered"]),
             answered_by=identity,
             banner=banner,
             waited=round(self.seconds(), 3),
@@ -288,7 +272,7 @@ class _Way:
         """Since when somebody else answers there; 0 while nobody does."""
 
     async def follow(self) -> Connection | None:
-        """Tries again and again until the hub greets; None: something else is there to stay."""
+        """Try again and again until the hub greets; None: something else is there to stay."""
         await asyncio.sleep(self._head_start)
         while True:
             connection = await self._try()
@@ -300,7 +284,7 @@ class _Way:
             await asyncio.sleep(max(SHORTEST_PAUSE, min(LONGEST_PAUSE, pause)))
 
     async def look(self) -> None:
-        """Tries until somebody answers, but twice at most."""
+        """Try until somebody answers, but twice at most."""
         for _ in range(2):
             connection = await self._try()
             if connection:
@@ -318,8 +302,7 @@ class _Way:
         attempt, one = await connect(self._there)
         if one is None:
             self._forget()
-            if attempt.met is ConnectOutcome.SILENT:
-                await self._search.listen(self._there)
+            await self._search.look_for_filter(self._there, attempt.met)
             self._search.note(self._there, attempt, self._stranger)
             return None
         self._held_since = self._held_since or time.monotonic()

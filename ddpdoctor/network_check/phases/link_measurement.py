@@ -60,7 +60,7 @@ CHANCE: Final = 3
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """What one end has sent on this connection: TCP segments with data, and how many of them had to be sent again."""
+    """The TCP segments with data that one end has sent on this connection, and how many of them had to be sent again."""
 
     resent: int = 0
     sent: int = 0
@@ -80,7 +80,7 @@ class Wire:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, data: bytes | memoryview) -> None:
-        """Hands all of it to the kernel. Raises as receive() does."""
+        """Hand all of it to the kernel. It raises as receive() does."""
         self._socket.settimeout(self._left())
         self._socket.sendall(data)
 
@@ -101,7 +101,7 @@ class Wire:
         return parts
 
     def send_bulk(self, size: int) -> None:
-        """So many bytes that can't be compressed on the way."""
+        """Send so many bytes that can't be compressed on the way."""
         block = _noise()
         for start in range(0, size, BLOCK):
             self.send(block[: min(BLOCK, size - start)])
@@ -122,7 +122,7 @@ class Wire:
             came(part)
 
     def counts(self) -> Counts:
-        """Nothing where the kernel doesn't say."""
+        """Count this end's segments; nothing where the kernel doesn't say."""
         info = self._info()
         if len(info) < TCP_INFO_SIZE:
             return Counts()
@@ -161,23 +161,23 @@ def longest(seconds: float) -> float:
 
 
 async def measure(order: Measure, run: str, node: int) -> Measured:
-    """Measures the link from this node to the peer. Whatever goes wrong is in the link's `error`."""
+    """Measure the link from this node to the peer. Whatever goes wrong is in the link's `error`."""
     if order.peer is None:
         return Measured(link=None)
-    deadline = time.monotonic() + longest(order.seconds)
+    peer, seconds = order.peer.node, order.seconds
+    deadline = time.monotonic() + longest(seconds)
     try:
-        stream = await _go(order.peer, run, node, deadline)
+        stream = await _dial(order.peer, run, node, deadline)
     except (OSError, PeerHandshakeError, asyncio.IncompleteReadError) as error:
-        return Measured(link=_link(node, order.peer.node, Figures(error=_words(error))))
+        return Measured(link=Link(a=min(node, peer), b=max(node, peer), round_trip=0.0, error=_words(error)))
     try:
-        seconds = order.seconds
-        figures = await _in_thread(stream.writer, deadline, lambda wire: _lead(wire, seconds))
+        link = await _in_thread(stream.writer, deadline, lambda wire: _lead(wire, seconds, node, peer))
     finally:
         stream.writer.transport.abort()
-    return Measured(link=_link(node, order.peer.node, figures))
+    return Measured(link=link)
 
 
-async def _go(peer: Peer, run: str, node: int, deadline: float) -> PeerStream:
+async def _dial(peer: Peer, run: str, node: int, deadline: float) -> PeerStream:
     """Dial the peer where the job's data will go: at NCCL's address, else by the route.
 
     Raises:
@@ -201,31 +201,8 @@ def _data_place(peer: Peer) -> ListenAddress | None:
     return min(places, key=lambda place: place.kind, default=None)
 
 
-class Figures(msgspec.Struct, frozen=True):
-    """What was measured, as the side that dialled sees it: seconds, Mbit/s there and back, a share."""
-
-    round_trip: float = 0.0
-    there: float = -1.0
-    back: float = -1.0
-    resent: float = 0.0
-    error: str = ""
-
-
-def _link(node: int, peer: int, figures: Figures) -> Link:
-    forth, back = (figures.there, figures.back) if node < peer else (figures.back, figures.there)
-    return Link(
-        a=min(node, peer),
-        b=max(node, peer),
-        round_trip=figures.round_trip,
-        forth=forth,
-        back=back,
-        resent=figures.resent,
-        error=figures.error,
-    )
-
-
-def _lead(wire: Wire, seconds: float) -> Figures:
-    """Measures what the time allows: over a bad link fewer ping-pongs, and rates of less than was to be sent."""
+def _lead(wire: Wire, seconds: float, node: int, peer: int) -> Link:
+    """Measure what the time allows: over a bad link fewer ping-pongs, and rates of less than was to be sent."""
     trips: list[float] = []
     rates = {TAKE: -1.0, GIVE: -1.0}
     others = Counts()
@@ -238,17 +215,20 @@ def _lead(wire: Wire, seconds: float) -> Figures:
         others = Counts(*COUNTS.unpack(wire.receive(COUNTS.size)))
     except OSError as stopped:
         error = "" if trips else _words(stopped)
-    return Figures(
+    forth, back = (TAKE, GIVE) if node < peer else (GIVE, TAKE)
+    return Link(
+        a=min(node, peer),
+        b=max(node, peer),
         round_trip=min(trips, default=0.0),
-        there=rates[TAKE],
-        back=rates[GIVE],
+        forth=rates[forth],
+        back=rates[back],
         resent=max(wire.counts().share, others.share),
         error=error,
     )
 
 
 def _ping_pong(wire: Wire, seconds: float, trips: list[float]) -> None:
-    """Adds a round trip for each ping-pong; fewer of them where they are slow."""
+    """Add a round trip for each ping-pong; fewer of them where they are slow."""
     frame = FRAME.pack(PING, 0)
     began = now = time.perf_counter()
     while len(trips) < PINGS:
@@ -303,17 +283,13 @@ def _rate(batch: Callable[[int], None], seconds: float, trip: float) -> float:
         return tried == 0 or spent + best < seconds or (tried < BATCHES and spent < BATCHES * seconds)
 
     while goes_on():
-        best, tried = min(best, _timed(batch, size)), tried + 1
+        started = time.perf_counter()
+        batch(size)
+        best, tried = min(best, time.perf_counter() - started), tried + 1
         if best < enough / 2 and size < LARGEST_BATCH and time.perf_counter() - began < seconds:
             size = min(int(size * min(MOST_GROWTH, enough / best)), LARGEST_BATCH)
             best, tried = math.inf, 0
     return _megabits(size, max(best - trip, best / 2))
-
-
-def _timed(batch: Callable[[int], None], size: int) -> float:
-    began = time.perf_counter()
-    batch(size)
-    return time.perf_counter() - began
 
 
 def _megabits(size: int, seconds: float) -> float:
@@ -334,14 +310,14 @@ def _words(error: Exception) -> str:
 
 
 async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Lets a visitor measure the link to us, until it hangs up. The caller closes the writer."""
+    """Let a visitor measure the link to us, until it hangs up. The caller closes the writer."""
     del reader  # The visitor says nothing until we are ready.
     with suppress(OSError):
         await _in_thread(writer, time.monotonic() + SERVED_SECONDS, _follow)
 
 
 def _follow(wire: Wire) -> None:
-    """Does as each frame says. Returns at the first that makes no sense.
+    """Do as each frame says. Return at the first that makes no sense.
 
     Raises:
         OSError: the other side hung up, or the time is up.

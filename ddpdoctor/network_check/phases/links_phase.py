@@ -61,7 +61,7 @@ def _pairs(nodes: Sequence[int], circle: int, number: int) -> Iterator[Pair]:
 
 
 class LinksPhase:
-    """Measures the links between the nodes of a session.
+    """The links between the nodes of a session, as they are measured.
 
     Args:
         session: the nodes, of which each knows already where the others listen.
@@ -71,20 +71,18 @@ class LinksPhase:
     def __init__(self, session: NodeSession, reach: Sequence[Reach]) -> None:
         self._session = session
         self._reach = tuple(reach)
-        self._peers = {peer.node: peer for peer in self._reached_peers()}
-
-    def _reached_peers(self) -> Iterator[Peer]:
+        self._peers: dict[int, Peer] = {}
         """Every node with the addresses that everybody reaches: the data of a job goes to NCCL's."""
-        for column, rank in enumerate(self._session.members):
+        for column, rank in enumerate(session.members):
             places = tuple(
                 ListenAddress(reach.kind, reach.addresses[column], (reach.ports[column],))
                 for reach in self._reach
                 if reach.ports[column] and all(row[column] in GOOD for row in reach.rows)
             )
-            yield Peer(node=rank, host=self._session.hub.peers[rank].host, places=places)
+            self._peers[rank] = Peer(node=rank, host=session.hub.peers[rank].host, places=places)
 
     async def run(self) -> tuple[Link, ...]:
-        """Runs and records the phase."""
+        """Run and record the phase."""
         session = self._session
         began = time.monotonic()
         session.hub.announce("links")
@@ -105,7 +103,7 @@ class LinksPhase:
         return tuple(links)
 
     async def measure_again(self, links: list[Link], fleet: Fleet, until: float) -> None:
-        """Measures the links that stand out once more, each by itself, and again where that gave something else.
+        """Measure the links that stand out once more, each by itself, and again where that gave something else.
 
         A CPU that was busy for a moment is no slow link. None begins after `until` (time.monotonic()).
         """
@@ -121,7 +119,7 @@ class LinksPhase:
                         settled.add(pair)
 
     async def measure(self, pairs: Sequence[Pair]) -> list[Link]:
-        """Measures the links between the pairs, all at once; those of lost nodes are left out."""
+        """Measure the links between the pairs, all at once; those of lost nodes are left out."""
         peers = self._session.hub.peers
         wanted = [(low, high) for low, high in map(sorted, pairs) if not peers[low].lost and not peers[high].lost]
         orders = {low: Measure(peer=self._peers[high], seconds=PAIR_SECONDS) for low, high in wanted}

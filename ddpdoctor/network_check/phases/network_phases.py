@@ -22,7 +22,7 @@ hardware gives up after 30 s (NCCL_IB_TIMEOUT=20, seven times)."""
 
 
 class NetworkCoordinator:
-    """Leads the nodes through netcheck's phases.
+    """The lead through netcheck's phases.
 
     Args:
         session: the nodes.
@@ -41,7 +41,6 @@ class NetworkCoordinator:
         self._collectives: tuple[TriedCollective, ...] = ()
 
     async def run(self) -> None:
-        """Goes through the phases and records each."""
         self._reach = await self._run_reach()
         if reason := self.why_pointless():
             self._session.not_tested("links", reason)
@@ -50,7 +49,6 @@ class NetworkCoordinator:
         self._collectives = await self.run_collectives(self._reach.reach, self._links)
 
     def add_results(self, gathered: FleetFacts) -> FleetFacts:
-        """Adds what the phases found out."""
         fleet = msgspec.structs.replace(
             gathered.fleet,
             nodes=tuple(map(self._with_reach, gathered.fleet.nodes)),
@@ -96,7 +94,7 @@ class NetworkCoordinator:
         return self._reach.untested or ("the nodes don't reach each other" if failed else "")
 
     async def run_collectives(self, reach: Sequence[Reach], links: Sequence[Link]) -> tuple[TriedCollective, ...]:
-        """Runs gloo and then NCCL, where nothing speaks against it, and records both phases."""
+        """Run gloo and then NCCL, where nothing speaks against it, and record both phases."""
         session = self._session
         snapshots = session.snapshots
         reason = "--quick" if self._quick else self.why_pointless()
@@ -113,7 +111,7 @@ class NetworkCoordinator:
         return (*tried, *await self.run_collective("nccl"))
 
     async def run_collective(self, backend: str) -> tuple[TriedCollective, ...]:
-        """Runs one backend on all nodes that are there, and records the phase."""
+        """Run one backend on all nodes that are there, and record the phase."""
         session = self._session
         hub, present = session.hub, session.present
         began = time.monotonic()

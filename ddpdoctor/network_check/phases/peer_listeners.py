@@ -1,4 +1,4 @@
-"""Where a node listens for its peers while they find out who reaches whom."""
+"""The listeners of a node for its peers, while they find out who reaches whom."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import os
 import random
 import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 from ddpdoctor.base.async_work import within
+from ddpdoctor.network_check.protocol.connection_gate import ConnectionGate, GateLimits
 from ddpdoctor.network_check.protocol.messages import ListenAddress, Opened
 from ddpdoctor.network_check.protocol.order_limits import MEASURING_SECONDS
-from ddpdoctor.network_check.protocol.peer_handshake import MEASURE, REACH, PeerHandshakeError, accept_peer, socket_name
+from ddpdoctor.network_check.protocol.peer_handshake import MEASURE, REACH, PeerHandshakeError, accept_peer
+from ddpdoctor.network_check.protocol.tcp_connections import numeric_name
 
 LARGE_MESSAGE_BYTES: Final = 64 * 1024
 """Bytes of the large message: more than one packet of any MTU."""
@@ -32,9 +34,6 @@ MAX_PENDING_PER_ADDRESS: Final = 64
 MAX_STRANGERS_PER_ADDRESS: Final = 512
 """From one address, who showed nothing, in all: several times what a node may dial in vain. After those nobody from there is
 listened to."""
-
-MAX_STRANGER_ADDRESSES: Final = 1024
-"""Of strangers, that are remembered."""
 
 EVICTION_SECONDS: Final = 1.0
 """Seconds after which the one who has been silent for longest has to go, where there is no room for others."""
@@ -56,13 +55,6 @@ TROUBLES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 """Of this host itself, for which nobody's filter is to blame."""
 
 
-class _Unknown(NamedTuple):
-    """A visitor that has yet to show that it is of this run: from which address, and since when (the loop's time)."""
-
-    source: str
-    since: float
-
-
 class Listeners:
     """This node's listeners. `serve_measure` talks to the visitors who measure a link.
 
@@ -72,15 +64,17 @@ class Listeners:
     def __init__(self, serve_measure: Serve) -> None:
         self.measuring = False
         self._serve_measure = serve_measure
-        self._unknown: dict[asyncio.Task[None], _Unknown] = {}
-        self._strangers: dict[str, int] = {}
-        """How many came from each address, the latest address last."""
+        limits = GateLimits(
+            pending=MAX_PENDING,
+            pending_per_address=MAX_PENDING_PER_ADDRESS,
+            grace=EVICTION_SECONDS,
+            burst=MAX_STRANGERS_PER_ADDRESS,
+        )
+        self._gate = ConnectionGate(limits, self._attend, note_error=self._note_error)
         self._errors: dict[str, None] = {}
         self._visits = 0
         self._measured = 0.0
         """Visits of those who measure a link: how many there are, and the seconds of all."""
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._sockets: list[socket.socket] = []
         self._run = ""
         self._node = -1
 
@@ -92,7 +86,7 @@ class Listeners:
     async def open(
         self, places: Mapping[str, str], run: str, node: int, port_range: tuple[int, int], number: int
     ) -> Opened:
-        """Listens at each address (kind to address): for "route" on `number` ports, spread over the ephemeral range, so that
+        """Listen at each address (kind to address): for "route" on `number` ports, spread over the ephemeral range, so that
         a filter which blocks a part of it shows; else on one that the kernel chooses, as NCCL and gloo do.
         """
         self._run, self._node = run, node
@@ -112,21 +106,16 @@ class Listeners:
         return Opened(places=tuple(opened), errors=tuple(dict.fromkeys(errors)))
 
     async def close(self) -> None:
-        """Ends the listeners, and the visits that still go on."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for listening in self._sockets:
-            listening.close()
-        self._sockets.clear()
+        """End the listeners, and the visits that still go on."""
+        await self._gate.close_all()
 
     def _listen(self, address: str, wanted: tuple[int, int] | None) -> int:
-        """Listens on a port in that range, or one that the kernel chooses.
+        """Listen on a port in that range, or one that the kernel chooses.
 
         Raises:
             OSError: it can't.
         """
-        family, _ = socket_name(address, 0)
+        family, _ = numeric_name(address, 0)
         own = socket.socket(family, socket.SOCK_STREAM)
         try:
             _bind(own, address, wanted)
@@ -135,62 +124,14 @@ class Listeners:
         except BaseException:
             own.close()
             raise
-        self._sockets.append(own)
-        self._start(self._accept(own))
+        self._gate.watch(own)
         return int(own.getsockname()[1])
 
-    def _start(self, what: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.ensure_future(what)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+    def _note_error(self, error: OSError) -> None:
+        if error.errno in TROUBLES:
+            self._errors[os.strerror(error.errno)] = None
 
-    async def _accept(self, own: socket.socket) -> None:
-        while True:
-            await self._room()
-            try:
-                connection, name = await asyncio.get_running_loop().sock_accept(own)
-            except OSError as error:
-                if error.errno in TROUBLES:
-                    self._errors[os.strerror(error.errno)] = None
-                await asyncio.sleep(0.05)  # Else it was a visitor that was gone already.
-                continue
-            source = str(name[0])
-            if self._tires(source):
-                connection.close()
-            else:
-                task = self._start(self._attend(connection))
-                self._unknown[task] = _Unknown(source, asyncio.get_running_loop().time())
-                task.add_done_callback(self._gone)
-            # Where others wait already, accepting gives way to nobody: a flood would keep the loop here.
-            await asyncio.sleep(0)
-
-    def _tires(self, source: str) -> bool:
-        """Whether so many from there have shown nothing, or have yet to, that one more isn't listened to."""
-        waiting = sum(count.source == source for count in self._unknown.values())
-        return waiting >= MAX_PENDING_PER_ADDRESS or self._strangers.get(source, 0) >= MAX_STRANGERS_PER_ADDRESS
-
-    def _gone(self, task: asyncio.Task[None]) -> None:
-        """A visitor went who never showed that it is of this run, or one who did."""
-        if stranger := self._unknown.pop(task, None):
-            self._note(stranger.source)
-
-    def _note(self, source: str) -> None:
-        self._strangers[source] = self._strangers.pop(source, 0) + 1
-        if len(self._strangers) > MAX_STRANGER_ADDRESSES:
-            del self._strangers[next(iter(self._strangers))]
-
-    async def _room(self) -> None:
-        """Waits until there is room for one more whom we don't know."""
-        while len(self._unknown) >= MAX_PENDING:
-            task, oldest = next(iter(self._unknown.items()))
-            if asyncio.get_running_loop().time() - oldest.since >= EVICTION_SECONDS:
-                self._gone(task)
-                task.cancel()
-            else:
-                await asyncio.sleep(0.05)
-
-    async def _attend(self, connection: socket.socket) -> None:
+    async def _attend(self, connection: socket.socket, address: str) -> None:
         try:
             reader, writer = await asyncio.open_connection(sock=connection)
             try:
@@ -204,8 +145,7 @@ class Listeners:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         _, purpose = await accept_peer(reader, writer, self._run, self._node)
-        if task := asyncio.current_task():
-            self._unknown.pop(task, None)
+        self._gate.admit()
         if purpose == MEASURE and self.measuring and self._measured < MEASURING_SECONDS:
             await self._serve_measured(reader, writer)
         elif purpose == REACH:
@@ -236,18 +176,18 @@ def _parts(port_range: tuple[int, int], number: int) -> Iterator[tuple[int, int]
 
 def _bind(own: socket.socket, address: str, wanted: tuple[int, int] | None) -> None:
     if wanted is None:
-        own.bind(socket_name(address, 0)[1])
+        own.bind(numeric_name(address, 0)[1])
         return
     reserved = _reserved_ports()
     free = [port for port in range(wanted[0], wanted[1] + 1) if not any(a <= port <= b for a, b in reserved)]
     candidates = random.sample(free, min(MAX_PORT_TRIES, len(free)))
     for port in candidates[:-1]:
         try:
-            own.bind(socket_name(address, port)[1])
+            own.bind(numeric_name(address, port)[1])
         except OSError:
             continue
         return
-    own.bind(socket_name(address, candidates[-1] if candidates else wanted[0])[1])
+    own.bind(numeric_name(address, candidates[-1] if candidates else wanted[0])[1])
 
 
 def _reserved_ports() -> list[tuple[int, int]]:

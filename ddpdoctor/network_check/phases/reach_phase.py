@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -19,7 +19,6 @@ from ddpdoctor.network_check.protocol.messages import (
     Counted,
     Dial,
     Dialled,
-    DialOutcome,
     ListenAddress,
     Open,
     Opened,
@@ -44,10 +43,12 @@ MAX_PARALLEL_DIALS = 64
 Places = Mapping[int, Sequence[ListenAddress]]
 """Where nodes listen, by rank."""
 
-Dialling = tuple[int, int, int]
-"""Who dialled, whom, and at which port, on the way to the master."""
+Cells = dict[tuple[int, int, str], str]
+"""By who dialled, whom, and the kind of address: a `Cell` value for each of its ports, in their order."""
 
+KINDS = ("route", "nccl", "gloo")
 GOOD = (Cell.OK.value, Cell.NOT_TRIED.value)
+EXCUSED = str.maketrans(dict.fromkeys((Cell.SILENT.value, Cell.RESET.value), Cell.NOT_TRIED.value))
 
 
 class Packets(msgspec.Struct, frozen=True):
@@ -69,7 +70,7 @@ class ReachResult(msgspec.Struct, frozen=True):
 
 
 async def who_reaches_whom(hub: Hub, members: Sequence[int]) -> ReachResult:
-    """Asks all nodes that are there. members: the ranks of those that joined, in the order of the matrices."""
+    """Ask all nodes that are there. members: the ranks of those that joined, in the order of the matrices."""
     return await _Phase(hub, members).run()
 
 
@@ -77,6 +78,7 @@ class _Phase:
     def __init__(self, hub: Hub, members: Sequence[int]) -> None:
         self._hub = hub
         self._members = members
+        self._places: dict[int, Sequence[ListenAddress]] = {}
         self._troubles: dict[int, dict[str, None]] = {}
         self._full: set[int] = set()
         """Nodes that had visitors whom they could not let in."""
@@ -88,12 +90,11 @@ class _Phase:
     async def run(self) -> ReachResult:
         ports = max(MIN_PORTS_PER_PEER, min(MAX_PORTS, MAX_DIALLED_PORTS // len(self._there)))
         opened = await self._ask(dict.fromkeys(self._there, Open(ports=ports)), DIAL_SECONDS)
-        places = {rank: one.places for rank, one in opened.items() if isinstance(one, Opened)}
-        met = await self._dial(dict.fromkeys(self._there, places), TRY_SECONDS)
-        failed = _failed(met, places)
-        packets, answered = await self._under_the_kernels_eyes(failed) if failed else ({}, set())
-        met = {rank: tuple(_mended(rank, cell, places, answered) for cell in row) for rank, row in met.items()}
-        reach = matrices(self._members, places, {rank: self._excused(row) for rank, row in met.items()})
+        self._places = {rank: answer.places for rank, answer in opened.items() if isinstance(answer, Opened)}
+        cells = await self._dial(dict.fromkeys(self._there, self._places), TRY_SECONDS)
+        failed = self._failed_routes(cells)
+        packets = await self._dial_counted(failed, cells) if failed else {}
+        reach = tuple(self._matrices(cells))
         # Whether NCCL and gloo would take other addresses in vain is for the checks to say: there may be no NCCL.
         routes = [matrix for matrix in reach if matrix.kind == "route"]
         untested = self._untested(routes)
@@ -106,71 +107,86 @@ class _Phase:
         )
 
     async def _ask(self, orders: Mapping[int, Order], seconds: float) -> dict[int, Answer]:
-        """The answers; what the nodes had trouble with is noted."""
+        """Give the answers, and note what the nodes had trouble with."""
         answers = await self._hub.ask(orders, seconds)
-        for rank, one in answers.items():
-            if isinstance(one, OrderFailed):
-                self._note(rank, (one.why,))
-            elif isinstance(one, (Opened, Dialled, Counted)):
-                self._note(rank, one.errors)
+        for rank, answer in answers.items():
+            errors = (answer.why,) if isinstance(answer, OrderFailed) else getattr(answer, "errors", ())
+            if errors:
+                self._troubles.setdefault(rank, {}).update(dict.fromkeys(errors))
         return answers
 
-    def _note(self, rank: int, errors: Iterable[str]) -> None:
-        for error in errors:
-            self._troubles.setdefault(rank, {})[error] = None
-
-    async def _dial(
-        self, whom: Mapping[int, Places], seconds: float, *, again: bool = True
-    ) -> dict[int, tuple[DialOutcome, ...]]:
-        """What each node met at the places of those whom it was to dial."""
+    async def _dial(self, whom: Mapping[int, Places], seconds: float, *, again: bool = True) -> Cells:
+        """Have each node dial those places, and give what it met there. A node may say what it likes."""
         orders = {
-            rank: Dial(peers=self._peers(rank, places), seconds=seconds, at_once=MAX_PARALLEL_DIALS, again=again)
+            rank: Dial(
+                peers=tuple(
+                    Peer(node=node, host=self._hub.peers[node].host, places=tuple(there))
+                    for node, there in places.items()
+                    if node != rank
+                ),
+                seconds=seconds,
+                at_once=MAX_PARALLEL_DIALS,
+                again=again,
+            )
             for rank, places in whom.items()
         }
         # Where nobody answers, each place takes two tries, and so many of them are dialled at a time.
         answers = await self._ask(orders, DIAL_SECONDS + 2 * seconds * _rounds(whom))
-        return {rank: one.met for rank, one in answers.items() if isinstance(one, Dialled)}
-
-    def _peers(self, rank: int, places: Places) -> tuple[Peer, ...]:
-        return tuple(
-            Peer(node=other, host=self._hub.peers[other].host, places=tuple(there))
-            for other, there in places.items()
-            if other != rank
-        )
+        return {
+            (rank, met.node, met.kind): met.cells
+            for rank, answer in answers.items()
+            if isinstance(answer, Dialled)
+            for met in answer.met
+            if met.node != rank and _of_kind(met.kind, whom[rank].get(met.node, ()))
+        }
 
     # --- what has failed --------------------------------------------------------------------------------------------------
 
-    async def _under_the_kernels_eyes(self, failed: Mapping[int, Places]) -> tuple[dict[int, Packets], set[Dialling]]:
-        """Has what failed dialled again, so briefly that the number of packets is known, after an idle time as long. With
-        what answered then."""
+    def _failed_routes(self, cells: Cells) -> dict[int, dict[int, tuple[ListenAddress]]]:
+        """Each node with the ports on the way to the master that it dialled in vain."""
+        failed: dict[int, dict[int, tuple[ListenAddress]]] = {}
+        for (rank, node, kind), met in cells.items():
+            place = _of_kind(kind, self._places[node]) if kind == "route" else None
+            ports = [port for port, cell in zip(place.ports, met, strict=False) if cell in BLOCKED] if place else []
+            if place and ports:
+                failed.setdefault(rank, {})[node] = (msgspec.structs.replace(place, ports=tuple(ports)),)
+        return failed
+
+    async def _dial_counted(
+        self, failed: Mapping[int, Mapping[int, tuple[ListenAddress]]], cells: Cells
+    ) -> dict[int, Packets]:
+        """Have what failed dialled again, so briefly that the number of packets is known, after an idle time as long.
+
+        The silence of ports that answer now is taken back: packets get lost on the way there, which the transfers will show,
+        and a filter would have taken these as well.
+        """
         await asyncio.sleep(SETTLING_SECONDS)
         before = await self._count()
         await asyncio.sleep(COUNTED_DIALS * COUNTED_TRY_SECONDS * math.ceil(_rounds(failed)))
         between = await self._count()
-        answered: set[Dialling] = set()
         for _ in range(COUNTED_DIALS):
-            answered |= _answered(await self._dial(failed, COUNTED_TRY_SECONDS, again=False), failed)
+            for (rank, node, kind), met in (await self._dial(failed, COUNTED_TRY_SECONDS, again=False)).items():
+                answered = [
+                    port for port, cell in zip(failed[rank][node][0].ports, met, strict=False) if cell == Cell.OK.value
+                ]
+                place = _of_kind(kind, self._places[node])
+                assert place is not None
+                cells[rank, node, kind] = "".join(
+                    Cell.OK.value if cell == Cell.SILENT.value and port in answered else cell
+                    for port, cell in zip(place.ports, cells[rank, node, kind], strict=False)
+                )
         after = await self._count()
-        packets = {
+        return {
             rank: Packets(dialling=_grown(between[rank], after[rank]), idle=_grown(before[rank], between[rank]))
             for rank in after
             if rank in before and rank in between
         }
-        return packets, answered
 
     async def _count(self) -> dict[int, Counted]:
         answers = await self._ask(dict.fromkeys(self._there, Count()), DIAL_SECONDS)
-        found = {rank: one for rank, one in answers.items() if isinstance(one, Counted)}
-        self._full.update(rank for rank, one in found.items() if one.errors)
-        return found
-
-    def _excused(self, row: Sequence[DialOutcome]) -> tuple[DialOutcome, ...]:
-        """Without the silence of nodes that could not let their visitors in: no filter is to blame for it."""
-        excuse = str.maketrans(dict.fromkeys((Cell.SILENT.value, Cell.RESET.value), Cell.NOT_TRIED.value))
-        return tuple(
-            msgspec.structs.replace(met, cells=met.cells.translate(excuse)) if met.node in self._full else met
-            for met in row
-        )
+        counted = {rank: answer for rank, answer in answers.items() if isinstance(answer, Counted)}
+        self._full.update(rank for rank, answer in counted.items() if answer.errors)
+        return counted
 
     def _untested(self, routes: Sequence[Reach]) -> str:
         troubled = [
@@ -186,53 +202,46 @@ class _Phase:
         )
         return "not every node dialled every other one" if missing or not routes else ""
 
+    def _matrices(self, cells: Cells) -> Iterator[Reach]:
+        """One `Reach` for each kind and each of its ports, rows and columns in the order of the members."""
+        for kind in KINDS:
+            places = [_of_kind(kind, self._places.get(rank, ())) for rank in self._members]
+            for nth in range(max((len(place.ports) for place in places if place), default=0)):
+                ports = [place.ports[nth] if place and nth < len(place.ports) else 0 for place in places]
+                yield Reach(
+                    kind=kind,
+                    addresses=tuple(
+                        place.address if place and port else "" for place, port in zip(places, ports, strict=True)
+                    ),
+                    ports=tuple(ports),
+                    rows=tuple(
+                        "".join(
+                            self._cell(cells.get((here, there, kind), ""), nth, there) if port else Cell.NOT_TRIED.value
+                            for there, port in zip(self._members, ports, strict=True)
+                        )
+                        for here in self._members
+                    ),
+                )
+
+    def _cell(self, met: str, nth: int, node: int) -> str:
+        """One cell. No filter is to blame for the silence of a node that could not let its visitors in."""
+        cell = met[nth : nth + 1]
+        if cell not in Cell._value2member_map_:
+            return Cell.NOT_TRIED.value
+        return cell.translate(EXCUSED) if node in self._full else cell
+
 
 def count_failures(reach: Iterable[Reach]) -> int:
     """How many connections failed."""
     return sum(cell not in GOOD for matrix in reach for row in matrix.rows for cell in row)
 
 
-def _failed(met: Mapping[int, Sequence[DialOutcome]], places: Places) -> Mapping[int, Places]:
-    """Each node to the ports on the way to the master that it dialled in vain."""
-    found: dict[int, dict[int, Sequence[ListenAddress]]] = {}
-    for rank, row in met.items():
-        for one in row:
-            place = next((place for place in places.get(one.node, ()) if place.kind == one.kind == "route"), None)
-            ports = (
-                [port for port, cell in zip(place.ports, one.cells, strict=False) if cell in BLOCKED] if place else []
-            )
-            if place and ports:
-                found.setdefault(rank, {})[one.node] = (msgspec.structs.replace(place, ports=tuple(ports)),)
-    return found
-
-
-def _answered(met: Mapping[int, Sequence[DialOutcome]], places: Mapping[int, Places]) -> set[Dialling]:
-    """The ports that were reached."""
-    return {
-        (rank, one.node, port)
-        for rank, row in met.items()
-        for one in row
-        for place in places[rank].get(one.node, ())
-        for port, cell in zip(place.ports, one.cells, strict=False)
-        if cell == Cell.OK.value
-    }
-
-
-def _mended(rank: int, one: DialOutcome, places: Places, answered: Container[Dialling]) -> DialOutcome:
-    """With the silence of ports that answered later taken back: packets get lost on the way there, which the transfers
-    will show, and a filter would have taken the later ones as well."""
-    place = next((place for place in places.get(one.node, ()) if place.kind == one.kind == "route"), None)
-    if place is None:
-        return one
-    cells = "".join(
-        Cell.OK.value if cell == Cell.SILENT.value and (rank, one.node, port) in answered else cell
-        for port, cell in zip(place.ports, one.cells, strict=False)
-    )
-    return msgspec.structs.replace(one, cells=cells)
+def _of_kind(kind: str, places: Iterable[ListenAddress]) -> ListenAddress | None:
+    return next((place for place in places if place.kind == kind), None)
 
 
 def _rounds(whom: Mapping[int, Places]) -> float:
-    """Of dialling, where that many places are dialled at a time."""
+    """Rounds of dialling, where that many places are dialled at a time."""
     return max((sum(map(len, places.values())) for places in whom.values()), default=0) / MAX_PARALLEL_DIALS
 
 
@@ -244,46 +253,3 @@ def _grown(before: Counted, after: Counted) -> Counted:
         undelivered=difference(before.undelivered, after.undelivered),
         untransmitted=difference(before.untransmitted, after.untransmitted),
     )
-
-
-KINDS = ("route", "nccl", "gloo")
-
-
-def matrices(
-    ranks: Sequence[int], places: Mapping[int, Sequence[ListenAddress]], met: Mapping[int, Sequence[DialOutcome]]
-) -> tuple[Reach, ...]:
-    """One `Reach` for each kind and each of its ports, rows and columns in the order of `ranks`.
-
-    places: where each node listens; met: what each node met. A node that is missing in either has `Cell.NOT_TRIED`.
-    """
-    by_kind = {
-        kind: [next((place for place in places.get(rank, ()) if place.kind == kind), None) for rank in ranks]
-        for kind in KINDS
-    }
-    return tuple(reach for kind, there in by_kind.items() for reach in _of_kind(kind, there, ranks, met))
-
-
-def _of_kind(
-    kind: str, places: Sequence[ListenAddress | None], ranks: Sequence[int], met: Mapping[int, Sequence[DialOutcome]]
-) -> Iterator[Reach]:
-    cells = {(rank, cell.node): cell.cells for rank, row in met.items() for cell in row if cell.kind == kind}
-    for nth in range(max((len(place.ports) for place in places if place), default=0)):
-        ports = [place.ports[nth] if place and nth < len(place.ports) else 0 for place in places]
-        yield Reach(
-            kind=kind,
-            addresses=tuple(one.address if one and port else "" for one, port in zip(places, ports, strict=True)),
-            ports=tuple(ports),
-            rows=tuple(
-                "".join(
-                    _cell(cells.get((here, there), ""), nth) if port and here != there else Cell.NOT_TRIED.value
-                    for there, port in zip(ranks, ports, strict=True)
-                )
-                for here in ranks
-            ),
-        )
-
-
-def _cell(cells: str, nth: int) -> str:
-    """A guest may send what it likes."""
-    found = cells[nth : nth + 1]
-    return found if found in Cell._value2member_map_ else Cell.NOT_TRIED.value

@@ -22,6 +22,7 @@ from ddpdoctor.network_check.protocol.messages import (
     ABORTED,
     MAX_LINE_BYTES,
     PROTOCOL,
+    UNDECODABLE,
     Abort,
     Answer,
     Goodbye,
@@ -40,7 +41,6 @@ from ddpdoctor.network_check.protocol.messages import (
     Welcome,
     encode,
 )
-from ddpdoctor.network_check.protocol.peer_connection import UNDECODABLE
 from ddpdoctor.network_check.protocol.rejected_connections import describe_first_bytes
 from ddpdoctor.network_check.protocol.tokens import matches, proof
 
@@ -187,7 +187,7 @@ class _Agent:
             raise HubGoneError(f"what listens on the master's port calls itself ddpdoctor {greeting.ddpdoctor[:20]!a}")
         if greeting.protocol != PROTOCOL:
             # The hub has our Hello, and can tell its user, too.
-            raise RejectedError("version", _describe_describe_other_protocol(greeting))
+            raise RejectedError("version", _describe_other_protocol(greeting))
         answer = _decoded(_BEFORE_ADMISSION, await self._line())
         if isinstance(answer, Rejected):
             raise RejectedError(plain(answer.code, 20), plain(answer.text, MAX_SHOWN_LENGTH), by_node_0=True)
@@ -200,7 +200,7 @@ class _Agent:
         return answer
 
     async def serve(self, facts: Awaitable[bytes], wait: float) -> NodeVerdict:
-        """Sends the facts, carries out orders, and gives the verdict. wait: seconds for which node 0 waits for the others.
+        """Send the facts, carry out orders, and give the verdict. wait: seconds for which node 0 waits for the others.
 
         Raises:
             HubGoneError: there is no verdict within the time, or the connection broke.
@@ -283,7 +283,7 @@ class _Agent:
                 self._orders.put_nowait(message)
 
     async def _line(self) -> bytes:
-        """Reads the next line of the hub, which sends one every few seconds as long as it lives.
+        """Read the next line of the hub, which sends one every few seconds as long as it lives.
 
         Raises:
             HubGoneError: it closed the connection, or sends no lines.
@@ -344,11 +344,11 @@ def _end_by_hub(message: NoVerdict) -> AgentError:
 
 
 def _quote_node_0(text: str) -> str:
-    """Marks what node 0 says as its words."""
+    """Mark what node 0 says as its words."""
     return f"node 0 says: {plain(text, MAX_SHOWN_LENGTH)}"
 
 
-def _describe_describe_other_protocol(greeting: Greeting) -> str:
+def _describe_other_protocol(greeting: Greeting) -> str:
     theirs = plain(greeting.ddpdoctor, 20)
     said = f"ddpdoctor {__version__} here speaks protocol {PROTOCOL}, ddpdoctor {theirs} on node 0 speaks {greeting.protocol}"
     if greeting.protocol > PROTOCOL:

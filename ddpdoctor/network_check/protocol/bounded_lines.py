@@ -25,7 +25,7 @@ _ESCAPED = re.compile(
 
 
 class LineError(Exception):
-    """What came is no line that we take; `partial` is its beginning."""
+    """No line came that we take; `partial` is the beginning of what did."""
 
     def __init__(self, words: str, partial: bytes) -> None:
         super().__init__(words)
@@ -60,7 +60,7 @@ class LineReader:
         return bytes(self._buffer[:256])
 
     def restart_clocks(self) -> None:
-        """Lets the other side's silence begin now: we ourselves were halted, so nothing can be said of it."""
+        """Let the other side's silence begin now: we ourselves were halted, so nothing can be said of it."""
         self.last_bytes_at = self.last_line_at = self._loop.time()
 
     async def read_line(self, allowed: int | Callable[[], int]) -> bytes:
@@ -105,7 +105,7 @@ def mask_controls(line: bytes) -> bytes:
 
 
 def _visible_escape(escape: re.Match[str]) -> str:
-    """Gives the escape as it is, or "?" where it stands for something invisible."""
+    """The escape as it is, or "?" where it stands for something invisible."""
     if escape[1]:
         return escape[1]
     if escape[2]:

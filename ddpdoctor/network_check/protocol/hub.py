@@ -87,9 +87,10 @@ class Hub:
         self.seat = seat
         self.changed = changed
         self._server = HandshakeServer(
-            addresses, port, token, self._limits, self._admit, self._note_rejected, self._notify
+            addresses, port, token, self._limits, self._admit, self._keep_rejected, self._notify
         )
-        self._run = secrets.token_hex(16)
+        self.run = secrets.token_hex(16)
+        """What the nodes of this run show each other."""
         self._phase = "join"
         self._waited_for: tuple[str, ...] = ()
         self._budget = SnapshotBudget()
@@ -100,7 +101,7 @@ class Hub:
         self._pulse: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Listens, until `close_port`, `dismiss` or `stop`.
+        """Listen, until `close_port`, `dismiss` or `stop`.
 
         Raises:
             OSError: the port is taken, or the address isn't this host's.
@@ -112,11 +113,6 @@ class Hub:
     @property
     def port(self) -> int:
         return self._server.port
-
-    @property
-    def run(self) -> str:
-        """What the nodes of this run show each other."""
-        return self._run
 
     @property
     def names(self) -> dict[int, str]:
@@ -135,7 +131,7 @@ class Hub:
         return tuple(MissingNode(rank=rank, host=self._hosts[rank] if rank < len(self._hosts) else "") for rank in gone)
 
     async def gather(self, seconds: float) -> None:
-        """Waits until all nodes have joined, or the time is up. Who comes later is rejected.
+        """Wait until all nodes have joined, or the time is up. Who comes later is rejected.
 
         Whoever has come may still look at its host: it has its time for that, and is lost when it takes longer.
         Where all have come, but some could not be let in, nobody is left to wait for: it ends a moment after the last.
@@ -180,17 +176,18 @@ class Hub:
         return len(self.peers) == self.nnodes and all(peer.joined for peer in self.peers.values())
 
     def _all_came(self) -> bool:
+        """Whether nobody is left to wait for, since whoever hasn't joined was rejected."""
         there = {(peer.host, peer.address) for peer in self.peers.values() if peer.joined}
         # Anybody may say that he is a node; whoever hasn't proved it ends nobody's waiting.
         refused = {(double.host, double.address) for double in self.doubles if double.proved} - there
         return bool(refused) and len(there) + len(refused) >= self.nnodes
 
     async def close_port(self) -> None:
-        """Listens no more: from here on torch's own store can have the port. The peers stay."""
+        """Listen no more: from here on torch's own store can have the port. The peers stay."""
         await self._server.close()
 
     def announce(self, phase: str, waited_for: tuple[str, ...] = ()) -> None:
-        """Tells all nodes where the test is. The phase's name is part of the words about a node that is lost in it."""
+        """Tell all nodes where the test is. The phase's name is part of the words about a node that is lost in it."""
         self._phase, self._waited_for = phase, waited_for
         line = encode(self._waiting(waited_for))
         for peer in self._present():
@@ -203,7 +200,7 @@ class Hub:
     async def ask(
         self, orders: Mapping[int, Order], seconds: float, failed: Callable[[Answer], bool] | None = None
     ) -> dict[int, Answer]:
-        """Hands each node its order, and gives their answers, by rank.
+        """Hand each node its order, and give their answers, by rank.
 
         Args:
             orders: by rank.
@@ -211,14 +208,10 @@ class Hub:
             failed: where the nodes wait for each other, whether an answer means that the rest would wait in vain. After it,
                 or after the loss of a node, the rest are told to end what they do.
         """
-        waiting: dict[int, asyncio.Future[Answer | None]] = {}
-        lines: dict[int, bytes] = {}
-        for rank, order in orders.items():
-            peer = self.peers.get(rank)
-            if peer is not None and not peer.lost:
-                # Many get the same order; it is written out once.
-                line = lines.get(id(order)) or lines.setdefault(id(order), encode(order))
-                waiting[rank] = peer.order(order, line)
+        # Many get the same order; it is written out once.
+        lines = {id(order): encode(order) for order in {id(order): order for order in orders.values()}.values()}
+        present = {rank: self.peers[rank] for rank in orders if rank in self.peers and not self.peers[rank].lost}
+        waiting = {rank: peer.order(orders[rank], lines[id(orders[rank])]) for rank, peer in present.items()}
         if waiting:
             await self._answers(waiting, seconds, failed)
         answers = {}
@@ -257,20 +250,20 @@ class Hub:
         await asyncio.wait({everything}, timeout=self._limits.hello)
 
     async def dismiss(self, parts: Mapping[int, NodeVerdict]) -> None:
-        """Hands each node its part of the verdict and ends. A node without a part didn't send its facts in time."""
+        """Hand each node its part of the verdict and ends. A node without a part didn't send its facts in time."""
         late = NoVerdict(why="node 0 went on without this node: its facts didn't come in time", exit_code=1)
         for peer in self._present():
             peer.send_last(parts.get(peer.rank) or late)
         await self._end(FAREWELL_SECONDS, MAX_FAREWELL_SECONDS)
 
     async def stop(self, why: str, exit_code: Literal[1, 2] = 2) -> None:
-        """Tells all nodes that there will be no verdict, and why, and ends. exit_code: as in `NoVerdict`."""
+        """Tell all nodes that there will be no verdict, and why, and ends. exit_code: as in `NoVerdict`."""
         for peer in self._present():
             peer.send_last(NoVerdict(why=why, exit_code=exit_code))
         await self._end(1.0, FAREWELL_SECONDS)
 
     async def _end(self, seconds: float, longest: float) -> None:
-        """Waits until the peers have read what they were sent and hung up. Then nothing of the hub is left."""
+        """Wait until the peers have read what they were sent and hung up. Then nothing of the hub is left."""
         self._over = True
         if self._pulse is not None:
             self._pulse.cancel()
@@ -308,20 +301,17 @@ class Hub:
                     peer.ping()
 
     async def _admit(self, candidate: AuthenticatedPeer) -> None:
-        """Gives whoever knows the token its rank, and listens to it until it goes; or says why not."""
+        """Give whoever knows the token its rank, and listen to it until it goes; or say why not."""
         rank = self._rank_for(candidate)
         if isinstance(rank, RejectedNode):
             candidate.writer.write(encode(Rejected(code=rank.code, text=rank.text)))
             self._keep_rejected(rank)
             self._notify()
             return
-        host, address = candidate.hello.host, candidate.address
-        peer = PeerConnection(
-            rank, host, address, candidate.lines, candidate.writer, self.nnodes, self._budget, self.peers
-        )
+        peer = PeerConnection(rank, candidate, self.nnodes, self._budget, self.peers)
         self.peers[rank] = peer
         wait = max(0.0, self._waits_until - asyncio.get_running_loop().time())
-        peer.send(encode(Welcome(node_rank=rank, nnodes=self.nnodes, run=self._run, proof=candidate.proof, wait=wait)))
+        peer.send(encode(Welcome(node_rank=rank, nnodes=self.nnodes, run=self.run, proof=candidate.proof, wait=wait)))
         # What the others were told last may name this very node.
         peer.send(encode(self._waiting(self._absent() if self._gathering else self._waited_for)))
         peer.ping()
@@ -342,21 +332,14 @@ class Hub:
         await peer.until_closed()
 
     def _rank_for(self, candidate: AuthenticatedPeer) -> int | RejectedNode:
-        """Gives the rank that this node gets, or why it gets none."""
+        """Give the rank that this node gets, or why it gets none."""
         hello = candidate.hello
         taken = {rank: peer for rank, peer in self.peers.items() if not peer.lost}
 
         def refuse(code: str, text: str, holder: str = "") -> RejectedNode:
             rank = -1 if hello.node_rank is None else hello.node_rank
-            return RejectedNode(
-                rank=rank,
-                host=hello.host,
-                address=candidate.address,
-                holder=holder,
-                code=code,
-                text=text,
-                nnodes=hello.nnodes,
-            )
+            place = {"host": hello.host, "address": candidate.address}
+            return RejectedNode(rank=rank, holder=holder, code=code, text=text, nnodes=hello.nnodes, **place)
 
         if hello.command != self._command:
             text = f"node 0 runs ddpdoctor {self._command}, and this node another command: run the same on all nodes"
@@ -384,13 +367,8 @@ class Hub:
             return refuse("rank-taken", text, holder.host)
         return hello.node_rank
 
-    def _note_rejected(self, host: str, address: str, away: Rejected, proved: bool) -> None:
-        self._keep_rejected(
-            RejectedNode(rank=-1, host=host, address=address, code=away.code, text=away.text, proved=proved)
-        )
-
     def _keep_rejected(self, node: RejectedNode) -> None:
-        """Keeps it once, however often it comes."""
+        """Keep it once, however often it comes."""
         alike = sum(double.proved == node.proved for double in self.doubles)
         if node not in self.doubles and alike < (MAX_REJECTED if node.proved else MAX_UNPROVED_REJECTED):
             self.doubles.append(node)

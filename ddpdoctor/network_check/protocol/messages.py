@@ -69,6 +69,9 @@ StageSeconds = Annotated[float, Meta(gt=0, le=86400)]
 JobRank = Annotated[int, Meta(ge=0, lt=MAX_RANKS)]
 
 
+UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""Raised where a line is no message."""
+
 ABORTED: Final = "node 0 has had enough"
 """The message of the cancellation of an order that is to end at once and may still be answered; see `Abort`."""
 

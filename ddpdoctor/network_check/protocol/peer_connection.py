@@ -13,18 +13,20 @@ import msgspec
 
 from ddpdoctor.engine.snapshots import SnapshotError, decode_snapshot, encode_snapshot
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.network_check.protocol.bounded_lines import LineError, LineReader, plain, unpack
+from ddpdoctor.network_check.protocol.bounded_lines import LineError, plain, unpack
 from ddpdoctor.network_check.protocol.claimed_addresses import (
     addresses_of,
     networks_of,
     plain_address,
     why_not_its_address,
 )
+from ddpdoctor.network_check.protocol.handshake_server import AuthenticatedPeer
 from ddpdoctor.network_check.protocol.messages import (
     MAX_ANSWER_BYTES,
     MAX_FACTS_BYTES,
     MAX_OUTCOME_BYTES,
     MAX_RANK_RUN_BYTES,
+    UNDECODABLE,
     Answer,
     Collect,
     Collected,
@@ -57,8 +59,6 @@ CLOCK_EXCHANGES: Final = 8
 
 LINGER_SECONDS: Final = 1.0
 """How long a peer that was given up may take to read that."""
-
-UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 _ANSWERS: Final[dict[type[Order], type[Answer]]] = {
     Open: Opened,
@@ -93,7 +93,7 @@ class SnapshotBudget:
         decode_snapshot(encode_snapshot(Snapshot()), "nothing")
 
     async def unpack(self, packed: bytes) -> Snapshot:
-        """Unpacks a node's facts outside of the event loop's thread.
+        """Unpack a node's facts outside of the event loop's thread.
 
         Raises:
             PeerError: it is no snapshot, or there is no room for one so large.
@@ -118,10 +118,7 @@ class PeerConnection:
 
     Args:
         rank: of the node.
-        host: its name.
-        address: its end of the connection.
-        lines: what it sends.
-        writer: to it.
+        candidate: the connection, as it came in.
         nnodes: of the job.
         budget: the hub's.
         peers: all that the hub has let in, by rank.
@@ -137,18 +134,15 @@ class PeerConnection:
     def __init__(
         self,
         rank: int,
-        host: str,
-        address: str,
-        lines: LineReader,
-        writer: asyncio.StreamWriter,
+        candidate: AuthenticatedPeer,
         nnodes: int,
         budget: SnapshotBudget,
         peers: Mapping[int, PeerConnection],
     ) -> None:
         self.rank = rank
-        self.host = host
-        self.address = address
-        self.lines = lines
+        self.host = candidate.hello.host
+        self.address = candidate.address
+        self.lines = candidate.lines
         self.facts: Snapshot | None = None
         self.offset = 0.0
         self.error = 0.0
@@ -158,13 +152,18 @@ class PeerConnection:
         self._nnodes = nnodes
         self._budget = budget
         self._peers = peers
-        self._writer = writer
+        self._writer = candidate.writer
         self._round_trip = math.inf
         self._pings = 0
         self._compared = 0
         self._unanswered: dict[int, float] = {}
         self._said_last = False
-        self._expected: tuple[Order, asyncio.Future[Answer | None]] | None = None
+        self._asked: tuple[Order, asyncio.Future[Answer | None]] | None = None
+
+    @property
+    def _unfinished(self) -> tuple[Order, asyncio.Future[Answer | None]] | None:
+        """The order that it has yet to answer."""
+        return None if self._asked is None or self._asked[1].done() else self._asked
 
     @property
     def joined(self) -> bool:
@@ -177,22 +176,22 @@ class PeerConnection:
         return str(self._writer.get_extra_info("sockname")[0])
 
     def send(self, line: bytes) -> None:
-        """Hands it a line, which goes out when the peer reads; one that doesn't is lost to silence."""
+        """Hand it a line, which goes out when the peer reads; one that doesn't is lost to silence."""
         if not self._said_last and not self._writer.is_closing():
             self._writer.write(line)
 
     def ping(self) -> None:
-        """Asks for a sign of life, which also compares the clocks."""
+        """Ask for a sign of life, which also compares the clocks."""
         self._pings += 1
         if len(self._unanswered) < _MAX_UNANSWERED:
             self._unanswered[self._pings] = time.time()
             self.send(encode(Ping(number=self._pings, sent=self._unanswered[self._pings])))
 
     def order(self, order: Order, line: bytes) -> asyncio.Future[Answer | None]:
-        """Sends the order as this line. The future gives the answer, or None where the peer is lost before."""
-        assert self._expected is None or self._expected[1].done(), "one order at a time"
+        """Send the order as this line. The future gives the answer, or None where the peer is lost before."""
+        assert self._unfinished is None, "one order at a time"
         future: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
-        self._expected = order, future
+        self._asked = order, future
         self.send(line)
         return future
 
@@ -200,15 +199,13 @@ class PeerConnection:
         """Bytes that its next line may have: no more than what it is to say takes."""
         if self.facts is None:
             return MAX_FACTS_BYTES
-        if self._expected is None or self._expected[1].done():
-            return MAX_ANSWER_BYTES
-        order = self._expected[0]
+        order = self._unfinished[0] if self._unfinished else None
         if isinstance(order, Train):
             return MAX_ANSWER_BYTES + MAX_RANK_RUN_BYTES * order.nproc
         return MAX_ANSWER_BYTES + (MAX_OUTCOME_BYTES * self._nnodes if isinstance(order, Dial) else 0)
 
     async def receive(self, line: bytes) -> None:
-        """Takes one line of the peer.
+        """Take one line of the peer.
 
         Raises:
             PeerError: it says goodbye, or what it says makes no sense.
@@ -228,15 +225,15 @@ class PeerConnection:
             self._answered(message)
 
     def lose(self, why: str) -> None:
-        """Gives it up, and tells it so; it may still hear us."""
+        """Give it up, and tell it so; it may still hear us."""
         self.lost = why
-        if self._expected is not None and not self._expected[1].done():
-            self._expected[1].set_result(None)
+        if self._unfinished:
+            self._unfinished[1].set_result(None)
         self.send_last(NoVerdict(why=f"node 0 went on without this node: {why}", exit_code=1))
         asyncio.get_running_loop().call_later(LINGER_SECONDS, self._writer.transport.abort)
 
     def send_last(self, message: Message) -> None:
-        """Sends the last line. The connection stays open for the peer's end of it: were it closed while the peer says
+        """Send the last line. The connection stays open for the peer's end of it: were it closed while the peer says
         something, the reset would take the line away again."""
         self.send(encode(message))
         self._said_last = True
@@ -244,7 +241,7 @@ class PeerConnection:
             self._writer.write_eof()
 
     async def until_closed(self) -> None:
-        """Waits until the peer, too, has nothing more to say. Nothing of it is kept."""
+        """Wait until the peer, too, has nothing more to say. Nothing of it is kept."""
         with contextlib.suppress(LineError):
             while True:
                 await self.lines.read_line(MAX_ANSWER_BYTES)
@@ -273,9 +270,9 @@ class PeerConnection:
             self.lines.restart_clocks()
 
     def _answered(self, answer: Answer) -> None:
-        if self._expected is None or self._expected[1].done():
+        if self._unfinished is None:
             raise PeerError(f"it answered {type(answer).__name__} where nothing was asked")
-        order, future = self._expected
+        order, future = self._unfinished
         kind = _ANSWERS[type(order)]
         if not isinstance(answer, (kind, OrderFailed)):
             raise PeerError(f"it answered {type(answer).__name__} where {kind.__name__} was expected")
@@ -284,11 +281,8 @@ class PeerConnection:
         future.set_result(answer)
 
     def _check_places(self, places: Sequence[ListenAddress], ports: int) -> None:
-        """Checks where the node says that it listens: the others are to dial there, so the addresses must be its own.
-
-        Args:
-            places: its addresses. Node 0 knows its own ones.
-            ports: on how many it was to listen at the address of kind "route"; at the others on one each.
+        """Check where the node says that it listens, on so many ports of its route: the others are to dial there, so the addresses
+        must be its own. Node 0 knows its own ones.
 
         Raises:
             PeerError: another node's, nobody's, or more than it was to.

@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
 from ddpdoctor.base.async_work import within
+from ddpdoctor.network_check.protocol.tcp_connections import numeric_name
 from ddpdoctor.network_check.protocol.tokens import matches, proof
 
 T = TypeVar("T")
@@ -68,17 +69,6 @@ class PeerStream(msgspec.Struct, frozen=True):
     node: int
 
 
-def socket_name(address: str, port: int) -> tuple[socket.AddressFamily, Any]:
-    """The family and the socket's name of a numeric address ("10.0.0.1", "fe80::1%eth0").
-
-    Raises:
-        OSError: it is none.
-    """
-    flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
-    family, _, _, _, name = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=flags)[0]
-    return family, name
-
-
 async def dial_peer(address: str, port: int, run: str, node: int, purpose: str, seconds: float) -> PeerStream:
     """Dials, and shows who we are: node `node` of the run with that key. The caller closes the writer.
 
@@ -89,7 +79,7 @@ async def dial_peer(address: str, port: int, run: str, node: int, purpose: str, 
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
-    family, name = socket_name(address, port)
+    family, name = numeric_name(address, port)
     own = socket.socket(family, socket.SOCK_STREAM)
     try:
         own.setblocking(False)

@@ -1,20 +1,14 @@
-"""Which programs connect to the hub and don't belong there, and how much of our time their addresses may take."""
+"""Programs that connect to the hub and don't belong there, in words."""
 
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Container
+from collections.abc import Container
 from typing import Final
 
 from ddpdoctor.network_check.protocol.bounded_lines import plain
 
 MAX_KINDS_LISTED: Final = 20
-BURST: Final = 20
-"""Connections of strangers from one address before it has to wait."""
-REFILL_PER_SECOND: Final = 5.0
-"""As many more a second from then on."""
-_MAX_ADDRESSES: Final = 1024
 
 SILENT: Final = "connected and went away without a word (a port scan or a health check)"
 
@@ -45,28 +39,20 @@ def describe_first_bytes(first_bytes: bytes) -> str:
 
 
 class RejectedConnections:
-    """Records who was rejected, at most MAX_KINDS_LISTED different ones, and which addresses come too often."""
+    """Records who was rejected, at most MAX_KINDS_LISTED different ones."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._rejected: dict[tuple[str, str], tuple[str, int]] = {}
         self._others = 0
-        self._allowance: dict[str, tuple[float, float]] = {}
-        """Address to what it had left, and when."""
 
     def note(self, address: str, what: str) -> None:
-        """Records one. Those from one address that look alike are kept as one."""
-        self._spend(address)
+        """Record one. Those from one address that look alike are kept as one."""
         key = (address, what.split(":", 1)[0])
         if key in self._rejected or len(self._rejected) < MAX_KINDS_LISTED:
             first, times = self._rejected.get(key, (what, 0))
             self._rejected[key] = (first, times + 1)
         else:
             self._others += 1
-
-    def is_flooding(self, address: str) -> bool:
-        """Whether this address has been rejected so often just now that we don't even listen to it."""
-        return address in self._allowance and self._left(address) < 1
 
     def listed(self, ours: Container[str]) -> tuple[str, ...]:
         """Give a sentence each. A node's address may well connect and go away again without a word."""
@@ -76,14 +62,3 @@ class RejectedConnections:
             if what != SILENT or address not in ours
         ]
         return (*kept, *([f"and {self._others} more"] if self._others else []))
-
-    def _left(self, address: str) -> float:
-        left, when = self._allowance.get(address, (float(BURST), self._clock()))
-        return min(float(BURST), left + (self._clock() - when) * REFILL_PER_SECOND)
-
-    def _spend(self, address: str) -> None:
-        left = self._left(address)
-        self._allowance.pop(address, None)
-        if len(self._allowance) >= _MAX_ADDRESSES:
-            del self._allowance[next(iter(self._allowance))]
-        self._allowance[address] = (max(0.0, left - 1), self._clock())

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import os
 import resource
 import socket
+import sys
+import termios
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -46,91 +49,112 @@ class Destination(NamedTuple):
     def address(self) -> str:
         return str(self.sockaddr[0])
 
+    def at_port(self, port: int) -> Destination:
+        """Give the same address with another port."""
+        host, _, *scope = self.sockaddr
+        return Destination(self.family, (host, port, *scope))
+
 
 def system_words(error: OSError) -> str:
-    """What the system calls it; asyncio's own text holds the address as well. A resolver's numbers aren't the system's."""
+    """The system's words for it; asyncio's own text holds the address as well. A resolver's numbers aren't the system's."""
     if error.errno and not isinstance(error, socket.gaierror):
         return os.strerror(error.errno)
     return error.strerror or str(error)
 
 
-def send_again_soon(one: socket.socket) -> None:
-    """Short messages that get lost are sent again at even intervals: doubled ones grow to minutes where many packets are
+def numeric_name(address: str, port: int) -> tuple[socket.AddressFamily, Any]:
+    """The family and the socket's name of a numeric address ("10.0.0.1", "fe80::1%eth0").
+
+    Raises:
+        OSError: it is none.
+    """
+    flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+    family, _, _, _, name = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=flags)[0]
+    return family, name
+
+
+def unacknowledged_bytes(writer: asyncio.StreamWriter) -> int:
+    """Bytes that the other host has not received yet: in our buffer, and in the kernel's."""
+    unsent = writer.transport.get_write_buffer_size()
+    with suppress(OSError, ValueError):
+        queued = fcntl.ioctl(writer.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+        unsent += int.from_bytes(queued, sys.byteorder)
+    return unsent
+
+
+def send_again_soon(connection: socket.socket) -> None:
+    """Have short messages that get lost sent again at even intervals: doubled ones grow to minutes where many packets are
     lost, and that is what is looked for. What a listening socket accepts is the same."""
     with suppress(OSError):
-        one.setsockopt(socket.IPPROTO_TCP, THIN_LINEAR_TIMEOUTS, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, THIN_LINEAR_TIMEOUTS, 1)
 
 
 async def connect(to: Destination, seconds: float = CONNECT_SECONDS) -> tuple[Attempt, socket.socket | None]:
     """Try to connect once. The socket, where it is connected, is the caller's to close."""  # noqa: DOC501 (caught here)
     started = time.monotonic()
     try:
-        one = socket.socket(to.family, socket.SOCK_STREAM)
+        connection = socket.socket(to.family, socket.SOCK_STREAM)
     except OSError as error:
-        return _attempt(
-            to, ConnectOutcome.NO_ROUTE if error.errno in NO_WAY else ConnectOutcome.FAILED, error, started
-        ), None
+        met = ConnectOutcome.NO_ROUTE if error.errno in NO_WAY else ConnectOutcome.FAILED
+        return _attempt(to, met, error, started), None
+    sent = False
     try:
-        one.setblocking(False)
+        connection.setblocking(False)
         with suppress(OSError):
-            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT)
-            send_again_soon(one)
-        try:
-            with suppress(BlockingIOError):
-                one.connect(to.sockaddr)
-        except OSError as error:
-            one.close()
-            return _attempt(to, _met_at_once(error), error, started), None
-        await within(seconds, _answered(one))
-        if one.getsockname() == one.getpeername():
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT)
+            send_again_soon(connection)
+        with suppress(BlockingIOError):
+            connection.connect(to.sockaddr)
+        sent = True
+        await within(seconds, _answered(connection))
+        if connection.getsockname() == connection.getpeername():
             # An ephemeral port dialled on one's own host can be the one that this very socket was given.
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
     except TimeoutError:
-        one.close()
+        connection.close()
         # On a busy host the kernel can take longer over its three questions than we wait.
-        return _attempt(
-            to, ConnectOutcome.NO_HOST if _is_unknown_neighbour(to.address) else ConnectOutcome.SILENT, None, started
-        ), None
+        met = ConnectOutcome.NO_HOST if _is_unknown_neighbour(to.address) else ConnectOutcome.SILENT
+        return _attempt(to, met, None, started), None
     except OSError as error:
-        one.close()
-        return _attempt(to, _met(error, to.address, time.monotonic() - started), error, started), None
+        connection.close()
+        met = _outcome_of_answer(error, to.address, time.monotonic() - started) if sent else _outcome(error)
+        return _attempt(to, met, error, started), None
     except BaseException:
-        one.close()
+        connection.close()
         raise
-    return _attempt(to, ConnectOutcome.CONNECTED, None, started), one
+    return _attempt(to, ConnectOutcome.CONNECTED, None, started), connection
 
 
-async def _answered(one: socket.socket) -> None:
-    """Until the connection stands. Raises the answer's OSError; a second connect(), as asyncio's own, could swallow it.
+async def _answered(connection: socket.socket) -> None:
+    """Wait until the connection stands. A second connect(), as asyncio's own, could swallow the answer.
 
     A socket can be woken with neither an error nor a peer; that is no answer yet.
+
+    Raises:
+        OSError: the answer.
     """
-    await _writable(one)
-    while not _stands(one):
+    while True:
+        await _writable(connection)
+        if code := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            raise OSError(code, os.strerror(code))
+        try:
+            connection.getpeername()
+        except OSError as error:
+            if error.errno != errno.ENOTCONN:
+                raise
+        else:
+            return
         await asyncio.sleep(LOOK_AGAIN)
-        await _writable(one)
 
 
-async def _writable(one: socket.socket) -> None:
+async def _writable(connection: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     writable = asyncio.Event()
-    loop.add_writer(one, writable.set)
+    loop.add_writer(connection, writable.set)
     try:
         await writable.wait()
     finally:
-        loop.remove_writer(one)
-
-
-def _stands(one: socket.socket) -> bool:
-    if code := one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-        raise OSError(code, os.strerror(code))
-    try:
-        one.getpeername()
-    except OSError as error:
-        if error.errno == errno.ENOTCONN:
-            return False
-        raise
-    return True
+        loop.remove_writer(connection)
 
 
 def _attempt(to: Destination, met: ConnectOutcome, error: OSError | None, started: float) -> Attempt:
@@ -138,8 +162,8 @@ def _attempt(to: Destination, met: ConnectOutcome, error: OSError | None, starte
     return Attempt(address=to.address, met=met, words=words, seconds=round(time.monotonic() - started, 3))
 
 
-def _met_at_once(error: OSError) -> ConnectOutcome:
-    """Of connect() itself, before a packet went out: this host's own routes and rules speak."""
+def _outcome(error: OSError) -> ConnectOutcome:
+    """Before a packet went out, this host's own routes and rules speak."""
     if error.errno in (*NO_WAY, errno.EHOSTUNREACH):
         return ConnectOutcome.NO_ROUTE
     if error.errno in FORBIDDEN:
@@ -147,18 +171,16 @@ def _met_at_once(error: OSError) -> ConnectOutcome:
     return ConnectOutcome.REFUSED if error.errno == errno.ECONNREFUSED else ConnectOutcome.FAILED
 
 
-def _met(error: OSError, address: str, seconds: float) -> ConnectOutcome:
-    """Of the answer to the first packet."""
-    if error.errno in (errno.ECONNREFUSED, *CUT_OFF):
+def _outcome_of_answer(error: OSError, address: str, seconds: float) -> ConnectOutcome:
+    """The outcome by the answer to the first packet, which came after so long."""
+    if error.errno in CUT_OFF:
         return ConnectOutcome.REFUSED
     if error.errno == errno.ETIMEDOUT:
         return ConnectOutcome.SILENT
     if error.errno == errno.EHOSTUNREACH:
         nobody = seconds >= NEIGHBOUR_GIVEN_UP or _is_unknown_neighbour(address)
         return ConnectOutcome.NO_HOST if nobody else ConnectOutcome.PROHIBITED
-    if error.errno in FORBIDDEN:
-        return ConnectOutcome.PROHIBITED
-    return ConnectOutcome.NO_ROUTE if error.errno in NO_WAY else ConnectOutcome.FAILED
+    return _outcome(error)
 
 
 def _is_unknown_neighbour(address: str) -> bool:
@@ -188,25 +210,21 @@ async def destinations(name: str, port: int, seconds: float = RESOLVER_SECONDS) 
         UnknownNameError: it has none, or the resolver doesn't answer.
     """
     try:
-        found = await within(seconds, in_thread(lambda: _look_up(name, port)))
+        found = await within(seconds, in_thread(lambda: socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)))
     except TimeoutError:
         raise UnknownNameError(f"the resolver gave no answer within {seconds:.0f} s") from None
     except (OSError, UnicodeError) as failure:
         raise UnknownNameError(getattr(failure, "strerror", None) or str(failure)) from None
-    return tuple(dict.fromkeys(found))[:MAX_ADDRESSES]
-
-
-def _look_up(name: str, port: int) -> list[Destination]:
-    found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
-    ours = (socket.AF_INET, socket.AF_INET6)
-    return [Destination(family, address) for family, *_, address in found if family in ours]
+    families = (socket.AF_INET, socket.AF_INET6)
+    ours = [Destination(family, address) for family, *_, address in found if family in families]
+    return tuple(dict.fromkeys(ours))[:MAX_ADDRESSES]
 
 
 MAX_OPEN_FILES: Final = 65536
 
 
 def allow_files(count: int) -> None:
-    """Raises this process's own limit of open files where it is lower than that and may be raised."""
+    """Raise this process's own limit of open files where it is lower than that and may be raised."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -18,6 +18,7 @@ from ddpdoctor.network_check.phases import peer_listeners as reaching
 from ddpdoctor.network_check.phases.dial_peers import dial
 from ddpdoctor.network_check.phases.ip_counters import count
 from ddpdoctor.network_check.phases.peer_listeners import LARGE_MESSAGE_BYTES, Listeners
+from ddpdoctor.network_check.protocol.connection_gate import ConnectionGate
 from ddpdoctor.network_check.protocol.messages import Counted, Dial, Dialled, DialOutcome, ListenAddress, Opened, Peer
 from ddpdoctor.network_check.protocol.peer_handshake import (
     MEASURE,
@@ -392,7 +393,7 @@ async def silent_ones(port: int, number: int, source: str) -> list[socket.socket
 def test_a_flood_leaves_the_others_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many connections that wait in the kernel's queue, a few are taken at a time."""
     taken = []
-    monkeypatch.setattr(Listeners, "_tires", lambda self, source: taken.append(source) or True)
+    monkeypatch.setattr(ConnectionGate, "_is_refused", lambda self, address: taken.append(address) or True)
 
     async def go() -> int:
         async with listening(1) as opened:

@@ -369,7 +369,8 @@ def test_only_what_was_just_sent_tells_of_ones_own_filter(
     monkeypatch.setattr(arriving, "count", lambda address: Counted(undelivered=0, untransmitted=next(counted)))
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
-        assert arriving._kept_back(Destination(socket.AF_INET, nobody.getsockname())) == kept
+        there = Destination(socket.AF_INET, nobody.getsockname())
+        assert asyncio.run(arriving.count_filtered(there, "untransmitted")) == kept
 
 
 @pytest.mark.parametrize(
@@ -394,4 +395,4 @@ def test_only_answers_to_what_was_just_sent_tell_of_ones_own_filter(
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         there = Destination(socket.AF_INET, nobody.getsockname())
-        assert asyncio.run(arriving._taken_away(there)) == taken
+        assert asyncio.run(arriving.count_filtered(there, "undelivered")) == taken
