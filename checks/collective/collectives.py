@@ -48,7 +48,7 @@ def collective_failed(fleet: Fleet, meeting: Meeting, target_python: TargetPytho
     """
     requires(fleet.nodes, NO_FLEET)
     requires(fleet.collectives, why_not_run(fleet, ("gloo", "nccl"), "no collective was run"))
-    nodes = {node.rank: node for node in fleet.nodes}
+    nodes = fleet.by_rank
     for backend in dict.fromkeys(collective.backend for collective in fleet.collectives):
         ran = [collective for collective in fleet.collectives if collective.backend == backend]
         run = Run(ran, nodes, meeting, target_python)

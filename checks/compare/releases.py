@@ -81,6 +81,13 @@ def _pattern(nodes: tuple[Node, ...]) -> Node:
     return next(node for node in nodes if kinds.get(node.rank) == wanted)
 
 
+def _wanted(own: Node, nodes: tuple[Node, ...], values: Mapping[int, str]) -> tuple[str, list[Node]]:
+    """The value, of those by rank, that all should have, and the nodes that have it; none where this one does, or has no value."""
+    if own.rank not in values or values[own.rank] == (wanted := to_agree_on(values)):
+        return "", []
+    return wanted, [node for node in nodes if values.get(node.rank) == wanted]
+
+
 def _torches(nodes: tuple[Node, ...]) -> Evidence:
     """The nodes by their torch."""
     versions = {
@@ -194,9 +201,9 @@ def _other_python(own: Node, fleet: Fleet, meeting: Meeting, target_python: Mayb
     nodes = there(fleet)
     pythons = {node.rank: node.python for node in nodes if isinstance(node.python, str)}
     minors = {rank: ".".join(version.split(".")[:2]) for rank, version in pythons.items()}
-    if own.rank not in minors or minors[own.rank] == (wanted := to_agree_on(minors)):
+    wanted, others = _wanted(own, nodes, minors)
+    if not others:
         return
-    others = [node for node in nodes if minors.get(node.rank) == wanted]
     yield Finding(
         summary=f"{called(own)} trains with Python {own.python}, {names(others, most=3)} with {others[0].python}",
         cause="Mostly that works, but packages may differ in version, and functions or objects that are pickled on one may "
@@ -222,10 +229,10 @@ def _other_driver(own: Node, fleet: Fleet) -> Iterator[Finding]:
     """Another driver than the others'."""
     nodes = there(fleet)
     drivers = {node.rank: node.driver for node in nodes if isinstance(node.driver, str)}
-    if own.rank not in drivers or drivers[own.rank] == (wanted := to_agree_on(drivers)):
+    wanted, others = _wanted(own, nodes, drivers)
+    if not others:
         return
     here = drivers[own.rank]
-    others = [node for node in nodes if drivers.get(node.rank) == wanted]
     floor = DRIVER_FLOOR.get(numbers(own.cuda)[0]) if isinstance(own.cuda, str) and numbers(own.cuda) else None
     too_old = floor is not None and older(here, floor)
     yield Finding(
@@ -269,10 +276,9 @@ def nccl_version_mismatch(
     requires(versions, "no node has NCCL")
     requires(known(own.nccl), "this node has no NCCL")
     requires(len(versions) > 1, "only one node has NCCL")
-    wanted = to_agree_on(versions)
-    if versions[own.rank] == wanted:
+    wanted, others = _wanted(own, nodes, versions)
+    if not others:
         return
-    others = [node for node in nodes if versions.get(node.rank) == wanted]
     yield Finding(
         summary=f"{called(own)} has NCCL {own.nccl}, {names(others, most=3)} {wanted}",
         cause=_words_of_nccl(versions),

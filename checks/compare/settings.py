@@ -58,8 +58,9 @@ def env_not_propagated(
     if not differing:
         return
     fatal = [deviation for deviation in differing if deviation.fatal and _read(deviation, there(fleet), rdma)]
+    others = [node for node in there(fleet) if node.rank != own.rank]
     yield Finding(
-        summary=_summary(own, differing, _others(own, there(fleet))),
+        summary=_summary(own, differing, called(others[0]) if len(others) == 1 else "the other nodes"),
         cause=_cause(fatal, differing),
         evidence=tuple(_values(deviation.name, there(fleet)) for deviation in differing),
         fixes=_fixes(own, differing, meeting),
@@ -80,20 +81,15 @@ def _shown(value: str | None) -> str:
     return clip_middle(value, 60)
 
 
-def _others(own: Node, nodes: Sequence[Node]) -> str:
-    others = [node for node in nodes if node.rank != own.rank]
-    return called(others[0]) if len(others) == 1 else "the other nodes"
-
-
 def _summary(own: Node, differing: list[Deviation], others: str) -> str:
     if len(differing) > 1:
         which = listed((deviation.name for deviation in differing), most=4)
         return f"{called(own)} differs from {others} in {plural(len(differing), 'setting')}: {which}"
-    one = differing[0]
-    if one.own is None:
-        return f"{called(own)} lacks {one.name}={_shown(one.wanted)}, as it is on {others}"
-    theirs = "not set" if one.wanted is None else _shown(one.wanted)
-    return f"{called(own)} has {one.name}={_shown(one.own.value)}; on {others} it is {theirs}"
+    first = differing[0]
+    if first.own is None:
+        return f"{called(own)} lacks {first.name}={_shown(first.wanted)}, as it is on {others}"
+    theirs = "not set" if first.wanted is None else _shown(first.wanted)
+    return f"{called(own)} has {first.name}={_shown(first.own.value)}; on {others} it is {theirs}"
 
 
 def _cause(fatal: list[Deviation], differing: list[Deviation]) -> str:
@@ -139,7 +135,10 @@ def _fixes(own: Node, differing: list[Deviation], meeting: Meeting) -> tuple[Fix
     if kept:
         fixes.append(_where(kept, meeting))
     if meant := [deviation for deviation in differing if deviation.own is not None]:
-        fixes.append(Fix(f"Or, if {called(own)} is right, on all other nodes", _lines(_turned(meant))))
+        turned = [
+            Deviation(deviation.name, None, deviation.own.value if deviation.own else None) for deviation in meant
+        ]
+        fixes.append(Fix(f"Or, if {called(own)} is right, on all other nodes", _lines(turned)))
     return tuple(fix for fix in fixes if fix.commands)
 
 
@@ -150,10 +149,6 @@ def _lines(differing: Sequence[Deviation]) -> tuple[str, ...]:
         else f"export {shlex.quote(deviation.name)}={shlex.quote(deviation.wanted)}"
         for deviation in differing
     )
-
-
-def _turned(differing: Sequence[Deviation]) -> list[Deviation]:
-    return [Deviation(deviation.name, None, deviation.own.value if deviation.own else None) for deviation in differing]
 
 
 def _where(kept: Sequence[Deviation], meeting: Meeting) -> Fix:

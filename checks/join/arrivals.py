@@ -239,7 +239,7 @@ def _run_there(missing: list[MissingNode], fleet: Fleet, meeting: Meeting) -> tu
 
 
 def _here_again(fleet: Fleet, meeting: Meeting) -> tuple[Fix, ...]:
-    """With a token, the command that was typed here may be the wrong one to repeat: it may make up a new token."""
+    """The command for this node: with a token, the one that was typed may be wrong to repeat, since it may make up a new one."""
     if not meeting.token or meeting.launcher:
         return ()
     command = netcheck_command(meeting, fleet.expected, 0)
@@ -389,7 +389,7 @@ def _double(visitor: RejectedNode, free: MissingNode | None, fleet: Fleet, meeti
 
 
 def _own_rank(meeting: Meeting) -> Finding:
-    """On a node that was turned away, by itself: which ranks are taken, only node 0 knows."""
+    """The finding on the very node that was turned away: which ranks are taken, only node 0 knows."""
     nnodes = meeting.nnodes or 1
     candidates = [rank for rank in range(1, nnodes) if rank != meeting.node_rank]
     commands = tuple(netcheck_command(meeting, nnodes, rank) for rank in candidates[:MAX_COMMANDS])

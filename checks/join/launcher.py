@@ -39,20 +39,18 @@ def launcher_conflict(meeting: Meeting) -> Iterator[Finding]:
             summary=f"{conflict.name} says {conflict.value[:MAX_VALUE_CHARACTERS]}, {conflict.other_name} says {conflict.other_value[:MAX_VALUE_CHARACTERS]}; "
             f"{conflict.value[:MAX_VALUE_CHARACTERS]} counts",
             cause=_cause(conflict),
-            evidence=(_said(conflict), Evidence(f"{conflict.other_name}={conflict.other_value}", "environment")),
+            evidence=(
+                Evidence(f"{conflict.name} {conflict.value}", "command line")
+                if _is_flag(conflict)
+                else Evidence(f"{conflict.name}={conflict.value}", "environment"),
+                Evidence(f"{conflict.other_name}={conflict.other_value}", "environment"),
+            ),
             fixes=_fixes(conflict),
         )
 
 
 def _is_flag(conflict: Conflict) -> bool:
     return conflict.name.startswith("--")
-
-
-def _said(conflict: Conflict) -> Evidence:
-    """The setting that counts, and where it stands."""
-    if _is_flag(conflict):
-        return Evidence(f"{conflict.name} {conflict.value}", "command line")
-    return Evidence(f"{conflict.name}={conflict.value}", "environment")
 
 
 def _cause(conflict: Conflict) -> str:

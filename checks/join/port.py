@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.network import Network
@@ -47,28 +47,24 @@ def port_squatted(meeting: Meeting, network: Network) -> Iterator[Finding]:
     alone = meeting.nnodes is None
     said = f': "{meeting.banner}"' if meeting.banner else ""
     fixes = [who_listens(meeting.port)]
+    start_again = Fix(
+        "Then, once the port is free, start node 0 first", (netcheck_command(meeting, meeting.nnodes, 0),)
+    )
+    summary = f"{network.hostname} finds {who} at {where}, not the job's store"
     if who == STORE:
+        busy = "" if alone else ": a job runs there already"
+        summary = f"{network.hostname} reaches {where}, where {who} listens{busy}"
         fixes.append(
             Fix("If it is this job's own, there is nothing to mend: let netcheck run before the job, or inside it")
         )
     yield Finding(
-        summary=_summary(network.hostname, who, where, alone=alone),
+        summary=summary,
         cause=_cause(who, alone=alone),
         evidence=(Evidence(f"{where} is {who}{said}", "a conversation with it"), *attempts_seen(meeting)),
-        fixes=(*fixes, another_port(meeting), *(() if alone else (_again(meeting),))),
-        severity=_severity(who) if alone else FAIL,
+        fixes=(*fixes, another_port(meeting), *(() if alone else (start_again,))),
+        # Where only this side is looked at, the store may be the very one that is to be there.
+        severity=(INFO if who == STORE else WARN if who == SILENT else FAIL) if alone else FAIL,
     )
-
-
-def _severity(who: str) -> Severity:
-    """The severity where only this side is looked at: the store may be the very one that is to be there."""
-    return INFO if who == STORE else WARN if who == SILENT else FAIL
-
-
-def _summary(hostname: str, who: str, where: str, *, alone: bool) -> str:
-    if who == STORE:
-        return f"{hostname} reaches {where}, where {who} listens" + ("" if alone else ": a job runs there already")
-    return f"{hostname} finds {who} at {where}, not the job's store"
 
 
 def _cause(who: str, *, alone: bool) -> str:
@@ -78,8 +74,3 @@ def _cause(who: str, *, alone: bool) -> str:
     if who == SILENT:
         return "It accepts connections and answers neither a store's, a TLS nor an HTTP client's first words: a stopped or overloaded process, or a store older than torch 2.2."
     return ""
-
-
-def _again(meeting: Meeting) -> Fix:
-    text = "Then, once the port is free, start node 0 first"
-    return Fix(text, (netcheck_command(meeting, meeting.nnodes, 0),))

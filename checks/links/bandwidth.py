@@ -110,7 +110,7 @@ class _LinkWords:
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
-        self.nodes = {node.rank: node for node in fleet.nodes}
+        self.nodes = fleet.by_rank
 
     def host(self, rank: int) -> str:
         return called(self.nodes[rank]) if rank in self.nodes else f"node {rank}"

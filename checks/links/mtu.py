@@ -17,8 +17,8 @@ from ddpdoctor.knowledge.network_fixes import PING_COMES_IN
 from ddpdoctor.knowledge.node_words import NO_FLEET, called, why_not_run
 from ddpdoctor.knowledge.privileges import by_root
 from ddpdoctor.network_check.analysis.link_quality import Pair, find_common_nodes
+from ddpdoctor.network_check.analysis.tried_addresses import DIALLED
 
-SOURCE = "TCP connections between all nodes"
 USUAL_MTUS = (1500, 1400, 1280)
 """Of Ethernet; of what every usual tunnel leaves of it; the least that IPv6 allows."""
 HEADERS = {4: 28, 6: 48}
@@ -63,7 +63,7 @@ def mtu_mismatch(fleet: Fleet, meeting: Meeting) -> Iterator[Finding]:
     """
     requires(fleet.nodes, NO_FLEET)
     requires(fleet.reach, why_not_run(fleet, ("reach",), "nobody dialled another node"))
-    stall = next((one for kind in ("route", "nccl", "gloo") if (one := _stall(fleet, kind)).pairs), None)
+    stall = next((found for kind in ("route", "nccl", "gloo") if (found := _stall(fleet, kind)).pairs), None)
     if stall is not None:
         yield from _black_holes(stall, fleet, meeting)
         return
@@ -93,7 +93,7 @@ def _stall(fleet: Fleet, kind: str) -> Stall:
 
 def _black_holes(stall: Stall, fleet: Fleet, meeting: Meeting) -> Iterator[Finding]:
     at_fault = find_common_nodes(stall.pairs, stall.tried)
-    nodes = {node.rank: node for node in fleet.nodes}
+    nodes = fleet.by_rank
     for rank, pairs in at_fault.nodes.items():
         if rank == meeting.node_rank:
             peers = len({member for pair in stall.tried if rank in pair for member in pair}) - 1
@@ -107,7 +107,7 @@ def _black_holes(stall: Stall, fleet: Fleet, meeting: Meeting) -> Iterator[Findi
 
 
 def _black_hole(where: str, to_mend: Sequence[Node], pairs: Sequence[Pair], stall: Stall, fleet: Fleet) -> Finding:
-    nodes = {node.rank: node for node in fleet.nodes}
+    nodes = fleet.by_rank
     involved = [nodes[rank] for rank in sorted({rank for pair in pairs for rank in pair})]
     mtus = [mtu for node in involved if (mtu := _mtu(node, stall.kind))]
     size = f"of {max(mtus)} bytes" if mtus else "of full size"
@@ -118,7 +118,7 @@ def _black_hole(where: str, to_mend: Sequence[Node], pairs: Sequence[Pair], stal
         cause="Something between them (a switch's port, a tunnel, a filter) drops packets that are longer than it takes, and"
         " the ICMP message that would say so doesn't come back.",
         evidence=(
-            Evidence(f"64 KiB never arrived: {stalled}", SOURCE),
+            Evidence(f"64 KiB never arrived: {stalled}", DIALLED),
             *(_mtu_seen(node) for node in involved[:MAX_SHOWN_NODES] if _mtu(node, stall.kind)),
         ),
         fixes=(
@@ -154,7 +154,7 @@ def _smaller(nodes: Sequence[Node], mtu: int, kind: str) -> Iterator[Fix]:
 
 
 def _ping(here: Node, pair: Pair, mtu: int, stall: Stall, fleet: Fleet) -> Fix:
-    """From the one of the pair that is to be mended to the other one."""
+    """The pings from the node of the pair that is to be mended to the other."""
     place = next(at for at, node in enumerate(fleet.nodes) if node.rank in pair and node.rank != here.rank)
     address = next(
         reach.addresses[place] for reach in fleet.reach if reach.kind == stall.kind and reach.addresses[place]

@@ -183,7 +183,7 @@ def _is_loopback_text(name: str) -> bool:
 def ipv6_mismatch(
     network: Network, environment: Environment, nccl: Nccl, fleet: Fleet, meeting: Maybe[Meeting]
 ) -> Iterator[Finding]:
-    """Names or settings ask for IPv6, and this host hasn't got it (or the other way round).
+    """Name or settings ask for IPv6, and this host hasn't got it (or the other way round).
 
     ## What breaks
     Connecting fails with "Address family not supported by protocol" or "Network is unreachable", or NCCL finds no interface.
@@ -253,15 +253,17 @@ def _family_of_gloo(network: Network, environment: Environment, nccl: Nccl) -> I
 
 
 def _families_of_fleet(network: Network, fleet: Fleet, meeting: Maybe[Meeting]) -> Iterator[Finding]:
-    own = next((node for node in fleet.nodes if isinstance(meeting, Meeting) and node.rank == meeting.node_rank), None)
-    if own is None:
+    me = fleet.place_of(meeting.node_rank) if isinstance(meeting, Meeting) else -1
+    if me < 0:
         return
+    own = fleet.nodes[me]
     apart = [
         node
-        for node in fleet.nodes
+        for at, node in enumerate(fleet.nodes)
         # "": not known.
         if node.rank > own.rank and own.families and node.families and not set(own.families) & set(node.families)
-        if not _one_reaches_the_other(own, node, fleet)
+        # That they were seen to reach each other beats what their addresses say.
+        if not any(Cell.OK.value in (reach.rows[me][at], reach.rows[at][me]) for reach in fleet.reach)
     ]
     if apart:
         theirs = apart[0]
@@ -273,12 +275,6 @@ def _families_of_fleet(network: Network, fleet: Fleet, meeting: Maybe[Meeting]) 
             fixes=(Fix(text, ("ip -br address",)),),
         )
     yield from _gloo_apart(own, network, fleet)
-
-
-def _one_reaches_the_other(own: Node, peer: Node, fleet: Fleet) -> bool:
-    """Whether one of them was seen to reach the other, which beats what their addresses say."""
-    a, b = fleet.nodes.index(own), fleet.nodes.index(peer)
-    return any(Cell.OK.value in (reach.rows[a][b], reach.rows[b][a]) for reach in fleet.reach)
 
 
 def _gloo_apart(own: Node, network: Network, fleet: Fleet) -> Iterator[Finding]:

@@ -17,7 +17,6 @@ from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.network import Interface, Network
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.knowledge.interface_choice import (
-    InterfaceChoice,
     left_out_by_family,
     names_in,
     nccl_choices,
@@ -46,13 +45,13 @@ def has_nccl(nccl: Nccl, torch: Maybe[Torch]) -> bool:
 
 
 def needs_nccl(nccl: Nccl, torch: Maybe[Torch]) -> None:
-    """Ends the check where no NCCL will run."""
+    """End the check where no NCCL will run."""
     if nccl.library is None:
         requires(has_nccl(nccl, known(torch)), NO_NCCL)
 
 
 def _family_is_to_blame(nccl: Nccl, network: Network, environment: Environment) -> bool:
-    """Then ipv6-mismatch speaks."""
+    """Whether NCCL_SOCKET_FAMILY leaves no interface: then ipv6-mismatch speaks."""
     family, ifname = environment.get("NCCL_SOCKET_FAMILY"), environment.get("NCCL_SOCKET_IFNAME")
     return left_out_by_family(network.interfaces, ifname=ifname, family=family, version=version_of(nccl.version))
 
@@ -237,10 +236,12 @@ def nccl_no_interface(
     """
     needs_nccl(nccl, torch)
     taken = nccl.answer_interface or known(nccl.predicted_interface)
-    if taken is None and _choices_by_name(nccl, network, environment) and "NCCL_COMM_ID" in environment:
+    family, ifname = environment.get("NCCL_SOCKET_FAMILY"), environment.get("NCCL_SOCKET_IFNAME")
+    by_name = nccl_choices(network.interfaces, ifname=ifname, family=family, version=version_of(nccl.version))
+    if taken is None and by_name and "NCCL_COMM_ID" in environment:
         yield _comm_id_elsewhere(network, environment)
         return
-    requires(not nccl_ifname_counts(environment.get("NCCL_SOCKET_IFNAME")), "NCCL_SOCKET_IFNAME is set")
+    requires(not nccl_ifname_counts(ifname), "NCCL_SOCKET_IFNAME is set")
     requires(not _family_is_to_blame(nccl, network, environment), FAMILY)
     sign = several_nodes(environment, network)
     found = named(taken, network) if taken else None
@@ -260,12 +261,6 @@ def nccl_no_interface(
         evidence=(nccl.seen("predicted_interface"), addresses(network), *((intent(sign),) if sign else ())),
         fixes=(Fix("Look which interfaces are down or have no address", ("ip -br address",)), *fixes),
     )
-
-
-def _choices_by_name(nccl: Nccl, network: Network, environment: Environment) -> list[InterfaceChoice]:
-    """The interfaces that NCCL would take if there were no NCCL_COMM_ID."""
-    family, ifname = environment.get("NCCL_SOCKET_FAMILY"), environment.get("NCCL_SOCKET_IFNAME")
-    return nccl_choices(network.interfaces, ifname=ifname, family=family, version=version_of(nccl.version))
 
 
 def _comm_id_elsewhere(network: Network, environment: Environment) -> Finding:

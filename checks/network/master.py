@@ -184,26 +184,26 @@ def _on_every_node_another(
 def _by_experiment(
     meeting: Meeting, variable: str, master: Resolution, network: Network, firewall: Maybe[Firewall], note: str
 ) -> Iterator[Finding]:
-    one = furthest(meeting)
-    if one.met is ConnectOutcome.CONNECTED:
+    attempt = furthest(meeting)
+    if attempt.met is ConnectOutcome.CONNECTED:
         return  # Somebody else answered, and port-squatted says who.
     here = is_here(master, network)
     if meeting.node_rank == 0 and not here:
         yield _not_node_0s_own(meeting, variable, master, network)
     elif meeting.hosts_the_store and here:
-        yield _out_of_its_own_reach(one, meeting, network, firewall)
+        yield _out_of_its_own_reach(attempt, meeting, network, firewall)
     elif meeting.nnodes is None and here:
-        yield own_port_shut(one, meeting, network, firewall)
+        yield own_port_shut(attempt, meeting, network, firewall)
     elif meeting.node_rank and here:
         yield _own_but_not_node_0(meeting, variable, master, network)
     else:
         meant = (
-            _filtered_on_the_way_out(one, meeting, network, firewall)
-            or _answers_filtered(one, meeting, network, firewall)
-            or _meaning_of(one, meeting, variable, network)
+            _filtered_on_the_way_out(attempt, meeting, network, firewall)
+            or _answers_filtered(attempt, meeting, network, firewall)
+            or _meaning_of(attempt, meeting, variable, network)
         )
         yield Finding(
-            summary=f"{meant.summary} ({how_often(one, meeting)})",
+            summary=f"{meant.summary} ({how_often(attempt, meeting)})",
             cause=f"{meant.cause} {note}".strip(),
             evidence=tuple(attempts_seen(meeting)),
             fixes=meant.fixes,
@@ -227,7 +227,7 @@ def _not_node_0s_own(meeting: Meeting, variable: str, master: Resolution, networ
 
 
 def _meet_at(address: str, meeting: Meeting, variable: str) -> tuple[str, ...]:
-    """Names another master: to the job, and where it was typed by hand, to netcheck."""
+    """Name another master: to the job, and where it was typed by hand, to netcheck."""
     by_hand = netcheck_command(meeting, meeting.nnodes, meeting.node_rank or 0, master=address)
     return (f"export {variable}={shlex.quote(address)}", *(() if meeting.launcher else (by_hand,)))
 
@@ -260,7 +260,9 @@ def _meaning_of(attempt: Attempt, meeting: Meeting, variable: str, network: Netw
         "On the master, see whether something listens there, and on which address", (f"ss -tln 'sport = :{port}'",)
     )
     way = Fix("See which way its packets go", (f"ip route get {shlex.quote(address)}",))
-    open_it = _let_in(address, network)
+    # This node doesn't know which tool filters there.
+    theirs = own_network(address, network) or "the other nodes"
+    open_it = by_root(f"On the master, let in TCP from {theirs}: this shows what filters there", LOOK)
     another = Fix(f"Show node 0's addresses there, and set {variable} to one of them", ("hostname -I",))
     asked = (f"ip neighbor show {shlex.quote(address)}", f"ip route get {shlex.quote(address)}")
     neighbours = Fix("See what this host's network says of it", asked)
@@ -319,12 +321,6 @@ def _why_silent(address: str, meeting: Meeting, network: Network) -> str:
     )
 
 
-def _let_in(address: str, network: Network) -> Fix:
-    """The fix for a filter on the master: this node doesn't know which tool it uses."""
-    ours = own_network(address, network)
-    return by_root(f"On the master, let in TCP from {ours or 'the other nodes'}: this shows what filters there", LOOK)
-
-
 # --- packet filters of this host ----------------------------------------------------------------------------------------
 
 
@@ -342,7 +338,13 @@ def _filtered_on_the_way_out(
     return _Meaning(
         f"{network.hostname}'s own packet filter stops its connections to {where}",
         f"Its kernel was to send {plural(kept, 'packet')} more than it did while the master was dialled.",
-        _letting_out(attempt.address, network, firewall),
+        opening(
+            f"Let TCP out to the master on {network.hostname}",
+            firewall,
+            (shared_network(attempt.address, network) or attempt.address,),
+            inbound=False,
+        )
+        or (_look_there(network.hostname),),
     )
 
 
@@ -362,12 +364,6 @@ def _answers_filtered(
         " without regard to connections that it opened itself.",
         opening(f"Let TCP in from the master on {host}", firewall, whence, inbound=True) or (_look_there(host),),
     )
-
-
-def _letting_out(address: str, network: Network, firewall: Maybe[Firewall]) -> tuple[Fix, ...]:
-    to = (shared_network(address, network) or address,)
-    text = f"Let TCP out to the master on {network.hostname}"
-    return opening(text, firewall, to, inbound=False) or (_look_there(network.hostname),)
 
 
 def _look_there(host: str) -> Fix:

@@ -52,7 +52,7 @@ HIGHEST_PORT: Final = 65535
 
 
 def _port_of_log(seen: Sequence[SignMatch], log: Log) -> Particulars:
-    """By the launcher that the log is of; of none that is known the page tells."""
+    """Advise by the launcher that the log is of; without one the page does."""
     port = number(word(seen, "port")) or STORE_PORT
     launcher = ACCELERATE if any("Tried to launch" in match.sign for match in seen) else launcher_of_log(log)
     command, beside = with_port(launcher, str(port + 1 if LOWEST_PORT <= port < HIGHEST_PORT else STORE_PORT))
@@ -292,7 +292,7 @@ def local_firewall(
     ## Fix
     Let in all TCP from the job's own network; at the least the store's port and net.ipv4.ip_local_port_range.
     """
-    requires(not any(reach.kind == "route" for reach in fleet.reach), "netcheck tried the ports themselves")
+    requires(not fleet.routes, "netcheck tried the ports themselves")
     every, firewall = firewall, known(of_family(firewall, job_subnet(network)))
     if firewall.enabled_service and isinstance(firewall.drops_new, Unknown):
         leave_untested(f"{firewall.enabled_service} is switched on on this host, but {firewall.drops_new.reason}")
@@ -300,9 +300,10 @@ def local_firewall(
     if drops is None:
         leave_untested("the packet filter's rules are too involved to tell")
     sign = "" if isinstance(environment, Unknown) else several_nodes(environment, network)
-    if not drops or _lets_in_our_network(firewall, network):
+    subnet, way = job_subnet(network), way_to_the_others(network)
+    if not drops or any(_covers(source, subnet, way) for source in firewall.open_sources):
         return
-    subnets = (subnet,) if (subnet := job_subnet(network)) else ()
+    subnets = (subnet,) if subnet else ()
     ports, sources = listed(firewall.open_ports) or "none", listed(firewall.open_sources) or "nowhere"
     yield Finding(
         summary=f"The packet filter ({known(firewall.tool)}) drops new TCP from other hosts; NCCL and gloo listen on random high ports",
@@ -316,11 +317,6 @@ def local_firewall(
         fixes=opening(f"Let in all TCP from {whom(subnets)}", every, subnets, inbound=True),
         severity=FAIL if sign else INFO,
     )
-
-
-def _lets_in_our_network(firewall: Firewall, network: Network) -> bool:
-    subnet, way = job_subnet(network), way_to_the_others(network)
-    return any(_covers(source, subnet, way) for source in firewall.open_sources)
 
 
 def _covers(source: str, subnet: str, way: str | None) -> bool:

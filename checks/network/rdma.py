@@ -253,12 +253,9 @@ def _good(gid: Gid | None, port: RdmaPort) -> bool:
     """Whether the row serves, or is no worse than the others of that port."""
     if gid is None:
         return False
-    return serves(gid) or not any(serves(gid) for gid in port.gids) or _routable(gid)
-
-
-def _routable(gid: Gid) -> bool:
-    """RoCE v2 over an IPv6 address that isn't link-local serves as well."""
-    return has_version_2(gid) and not gid.gid.lower().startswith(LINK_LOCAL)
+    # RoCE v2 over an IPv6 address that isn't link-local serves as well.
+    routable = has_version_2(gid) and not gid.gid.lower().startswith(LINK_LOCAL)
+    return routable or serves(gid) or not any(serves(gid) for gid in port.gids)
 
 
 def _kind(gid: Gid | None) -> str:

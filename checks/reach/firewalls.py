@@ -11,16 +11,16 @@ from ddpdoctor.base.text import listed
 from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.firewall import Firewall
-from ddpdoctor.facts.fleet import Cell, Fleet, Reach
+from ddpdoctor.facts.fleet import Cell, Fleet
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.network import Network
 from ddpdoctor.knowledge.firewall_fixes import of_family, opening, subnets_of, whom
 from ddpdoctor.knowledge.node_words import NO_FLEET, called
 from ddpdoctor.knowledge.privileges import by_root
 from ddpdoctor.network_check.analysis.fault_location import Block, LostPackets, NetworkCut, Way, locate_faults
+from ddpdoctor.network_check.analysis.tried_addresses import DIALLED, MET
 
 NOT_DIALLED = "the nodes didn't dial each other"
-DIALLED = "TCP connections between all nodes"
 COUNTERS = "/proc/net/snmp"
 
 MEETINGS = {
@@ -96,11 +96,11 @@ class _View:
 
     def __init__(self, fleet: Fleet, meeting: Meeting, network: Maybe[Network], firewall: Maybe[Firewall]) -> None:
         requires(fleet.nodes, NO_FLEET)
-        self.reaches: list[Reach] = [reach for reach in fleet.reach if reach.kind == "route"]
+        self.reaches = fleet.routes
         requires(self.reaches, NOT_DIALLED)
         self.nodes = fleet.nodes
         self.faults = locate_faults(fleet)
-        self.me = next((at for at, node in enumerate(fleet.nodes) if node.rank == meeting.node_rank), -1)
+        self.me = fleet.place_of(meeting.node_rank)
         self.network = network
         self.firewall = firewall
         self.filters = of_family(firewall, self.address(self.me)) if self.me >= 0 else firewall
@@ -118,7 +118,9 @@ class _View:
     def cuts(self, *, both: bool) -> Iterator[tuple[NetworkCut, ...]]:
         """This node's, those together that begin at the same node."""
         mine = [cut for cut in self.faults.cuts if cut.both is both and self._speaker(cut) == self.me]
-        for _, together in groupby(mine, key=_begins):
+        for _, together in groupby(
+            mine, key=lambda cut: (cut.here, cut.where_here, cut.way_here, cut.where_there, cut.way_there)
+        ):
             yield tuple(together)
 
     @staticmethod
@@ -170,7 +172,7 @@ class _View:
         return f"TCP on {sum(columns)} of {len(columns)} ports tried ({min(failed)} to {max(failed)})"
 
     def port_ranges(self, at: Sequence[int]) -> str:
-        """From which those nodes take the ports on which they listen: each has its own setting."""
+        """The ranges from which those nodes take the ports on which they listen: each has its own setting."""
         ranges = sorted({self.nodes[place].port_range for place in at})
         if len(ranges) > MAX_RANGES:
             ranges = [(min(low for low, _ in ranges), max(high for _, high in ranges))]
@@ -220,7 +222,7 @@ class _View:
 
     def peers(self, block: Block) -> str:
         """ "both peers time out", "7 of 8 peers are refused", "towards both peers it times out"."""
-        one, many = MEETINGS[block.cells[0]]
+        singular, several = MEETINGS[block.cells[0]]
         failed = len(block.peers)
         if block.tried == 1:
             who = "its only peer"
@@ -229,8 +231,8 @@ class _View:
         else:
             who = "both peers" if failed == 2 else f"all {failed} peers"
         if block.way is Way.OUTBOUND:
-            return f"towards {who} it {one}"
-        return f"{who} {one if block.tried == 1 else many}"
+            return f"towards {who} it {singular}"
+        return f"{who} {singular if block.tried == 1 else several}"
 
     def other_way(self, block: Block) -> str:
         words = {True: "OK", False: "fails, too"}
@@ -313,8 +315,8 @@ class _View:
     def of_cuts(self, cuts: Sequence[NetworkCut]) -> Finding:
         first = cuts[0]
         there = [at for cut in cuts for at in cut.there]
-        one_of, many = MEETINGS[first.cells[0]]
-        met = one_of if len(first.here) == 1 else many
+        singular, several = MEETINGS[first.cells[0]]
+        met = singular if len(first.here) == 1 else several
         ports = self.ports(first.ports, first.there)
         if first.both:
             summary = f"{self.names(first.here)} and {self.names(there)} don't reach each other on {ports} ({_meant(first.cells)})"
@@ -368,10 +370,6 @@ class _View:
         return (between, *opening(text, self.firewall, self.subnets(peers), inbound=True))
 
 
-def _begins(cut: NetworkCut) -> tuple[tuple[int, ...], LostPackets, Way, LostPackets, Way]:
-    return cut.here, cut.where_here, cut.way_here, cut.where_there, cut.way_there
-
-
 def _goes(way: Way) -> str:
     return "comes in" if way is Way.INBOUND else "it sends"
 
@@ -388,11 +386,4 @@ def _numbers(ports: Sequence[int]) -> str:
 
 def _meant(cells: str) -> str:
     """The outcomes in the words of a single connection."""
-    words = {
-        Cell.SILENT.value: "no answer",
-        Cell.REFUSED.value: "refused",
-        Cell.PROHIBITED.value: "no route to host",
-        Cell.RESET.value: "cut off",
-        Cell.OTHER.value: "another host answered",
-    }
-    return listed(words[cell] for cell in cells)
+    return listed(MET[cell] for cell in cells)

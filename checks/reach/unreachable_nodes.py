@@ -15,6 +15,7 @@ from ddpdoctor.facts.fleet import Fleet, Node
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.knowledge.node_words import NO_FLEET, called, names
 from ddpdoctor.network_check.analysis.fault_location import locate_faults
+from ddpdoctor.network_check.analysis.tried_addresses import DIALLED
 
 OUT_OF_FILES = "Too many open files"
 
@@ -37,13 +38,12 @@ def node_behind_nat(fleet: Fleet, meeting: Meeting, container: Maybe[Container])
     a bridged network instead of NAT.
     """
     requires(fleet.nodes, NO_FLEET)
-    routes = [reach for reach in fleet.reach if reach.kind == "route"]
-    requires(routes, NOT_DIALLED)
-    own = next((at for at, node in enumerate(fleet.nodes) if node.rank == meeting.node_rank), -1)
+    requires(fleet.routes, NOT_DIALLED)
+    own = fleet.place_of(meeting.node_rank)
     peers = next((behind.peers for behind in locate_faults(fleet).behind_nat if behind.node == own), ())
     if not peers:
         return
-    node, inside = fleet.nodes[own], routes[0].addresses[own]
+    node, inside = fleet.nodes[own], fleet.routes[0].addresses[own]
     name, whom = called(node), names(fleet.nodes[at] for at in peers)
     ends = f"its own end of the connection to node 0: {inside}; the end that node 0 sees: {node.address}"
     yield Finding(
@@ -51,7 +51,7 @@ def node_behind_nat(fleet: Fleet, meeting: Meeting, container: Maybe[Container])
         f"{plural(len(peers), 'node')} can't dial it",
         evidence=(
             Evidence(ends, "TCP"),
-            Evidence(f"{whom} dialled {inside}, and {name} wasn't met there", "TCP connections between all nodes"),
+            Evidence(f"{whom} dialled {inside}, and {name} wasn't met there", DIALLED),
         ),
         fixes=_own_network(name, container),
     )
@@ -88,9 +88,8 @@ def peers_not_dialled(fleet: Fleet, meeting: Meeting, container: Maybe[Container
     Raise the hard limit of open files on that node, log in again and run netcheck once more.
     """
     requires(fleet.nodes, NO_FLEET)
-    troubled = any(node.troubles for node in fleet.nodes)
-    requires(troubled or any(reach.kind == "route" for reach in fleet.reach), NOT_DIALLED)
-    node = next((node for node in fleet.nodes if node.rank == meeting.node_rank), None)
+    requires(fleet.routes or any(node.troubles for node in fleet.nodes), NOT_DIALLED)
+    node = fleet.by_rank.get(meeting.node_rank)  # type: ignore[arg-type]
     if node is None or not node.troubles:
         return
     name = called(node)

@@ -194,6 +194,19 @@ class Fleet(Facts, frozen=True, kw_only=True):
     collectives: Annotated[tuple[TriedCollective, ...], Source("torch.distributed, in a subprocess on each node")] = ()
     phases: Annotated[tuple[Phase, ...], Source("netcheck")] = ()
 
+    @property
+    def routes(self) -> list[Reach]:
+        """Who reaches whom at the addresses at which the nodes meet the master."""
+        return [reach for reach in self.reach if reach.kind == "route"]
+
+    @property
+    def by_rank(self) -> dict[int, Node]:
+        return {node.rank: node for node in self.nodes}
+
+    def place_of(self, rank: int | None) -> int:
+        """The place in `nodes` of the node of that rank; -1 where there is none."""
+        return next((place for place, node in enumerate(self.nodes) if node.rank == rank), -1)
+
     def __hash__(self) -> int:
         """Hash a few figures only, since checks cache by it and a large fleet has a million pairs."""
         return hash((self.expected, len(self.nodes), len(self.reach), len(self.links)))

@@ -1,4 +1,4 @@
-"""Which job this process belongs to: where its nodes meet, how many there are, and which of them this is.
+"""The job that this process belongs to: where its nodes meet, how many there are, and which of them this is.
 
 Flags win; then torchrun, MPI, Slurm, Kubernetes and plain settings. Pure: it reads what it is given and nothing else.
 """
@@ -31,7 +31,7 @@ class JobError(ValueError):
 
 
 class Flags(msgspec.Struct, frozen=True):
-    """What was asked for on the command line; None where nothing was."""
+    """Everything that was asked for on the command line; None where nothing was."""
 
     master: str | None = None
     """"n1", "10.0.0.11", "n1:29500", "fd00::1", "[fd00::1]:29500"."""
@@ -185,7 +185,7 @@ def _contradiction(first: _Reading, second: _Reading) -> Conflict:
 
 
 def _node_counts(flags: Flags, launch: Launch | None, environ: Mapping[str, str]) -> list[_Reading]:
-    """Who says how many nodes there are, the one to believe first."""
+    """The settings that say how many nodes there are, the one to believe first."""
     readings = [_Reading(NNODES_FLAG, flags.nnodes)] if flags.nnodes is not None else []
     if _is(launch, "torchrun"):
         return readings + _read(environ, "GROUP_WORLD_SIZE")
@@ -203,7 +203,7 @@ def _node_counts(flags: Flags, launch: Launch | None, environ: Mapping[str, str]
 
 
 def _node_ranks(flags: Flags, launch: Launch | None, environ: Mapping[str, str]) -> list[_Reading]:
-    """Who says which node this is, the one to believe first. torchrun may number the nodes otherwise than Slurm does."""
+    """The settings that say which node this is, the one to believe first. torchrun may number the nodes otherwise than Slurm does."""
     readings = [_Reading(RANK_FLAG, flags.node_rank)] if flags.node_rank is not None else []
     if _is(launch, "torchrun"):
         return readings + _read(environ, "GROUP_RANK")
@@ -333,12 +333,12 @@ def _check_components(environ: Mapping[str, str]) -> None:
 
 
 def allocated_nodes(environ: Mapping[str, str]) -> int:
-    """How many nodes `srun` can start something on in this Slurm job; 0 outside of one, or where only a part is counted."""
+    """Count the nodes on which `srun` can start something in this Slurm job; 0 outside of one, or where only a part is counted."""
     return 0 if _heterogeneous(environ) else _slurm_nodes(environ)
 
 
 def _slurm_nodes(environ: Mapping[str, str]) -> int:
-    """How many nodes the Slurm job has; 0 outside of one."""
+    """Count the nodes of the Slurm job; 0 outside of one."""
     readings = _read(environ, "SLURM_JOB_NUM_NODES", "SLURM_NNODES") if "SLURM_JOB_ID" in environ else []
     return readings[0].value if readings else 0
 

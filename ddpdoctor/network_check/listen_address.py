@@ -1,4 +1,4 @@
-"""Where the hub shall stand: which of the master's addresses are this host's own."""
+"""Addresses where the hub shall listen: those of the master's addresses that are this host's own."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def is_own(address: str) -> bool:
     """Whether this host could listen there."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        with socket.socket(family, socket.SOCK_STREAM) as one:
-            one.bind((address, 0))
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((address, 0))
     except OSError:
         return False
     return True
@@ -35,7 +35,7 @@ def hub_addresses(master: str, addresses: Sequence[str], network: Network) -> tu
     # IPv4 first: hosts that have IPv6 as well mostly have both, and others come without it.
     own = tuple(sorted((address for address in addresses if is_own(address)), key=lambda address: ":" in address))
     asked_for = master in ("localhost", *addresses)
-    if asked_for or not own or not all(as_address(one).is_loopback for one in own):
+    if asked_for or not own or not all(as_address(address).is_loopback for address in own):
         return own
     way = way_to_the_others(network)
     outer = (address_of(way, network) if way else None) or next(_outer(network), None)
@@ -43,7 +43,7 @@ def hub_addresses(master: str, addresses: Sequence[str], network: Network) -> tu
 
 
 def master_warning(job: NetcheckJob, network: Network, command: str = "netcheck") -> str:
-    """What is wrong with the master's name on each node, told before anybody waits: it means that node itself, or this
+    """Say what is wrong with the master's name on each node, before anybody waits: it means that node itself, or this
     is node 0 and it means another host. "" where nothing is, or it isn't known. command: as in `Meeting.command`."""
     master = network.master
     if not isinstance(master, Resolution) or not master.addresses or (job.machines or job.nnodes or 1) < 2:

@@ -1,4 +1,4 @@
-"""Where the nodes of a job meet: the master's host and port, as flags and settings write them."""
+"""The meeting place of a job's nodes: the master's host and port, as flags and settings write them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ADDRESS_FLAG, PORT_FLAG = "--master-addr", "--master-port"
 
 
 class PlaceError(ValueError):
-    """What is wrong with a host or port, in a sentence that names the setting."""
+    """A host or port that can't be one, in a sentence that names the setting."""
 
 
 class MeetingPlace(msgspec.Struct, frozen=True):
@@ -110,7 +110,7 @@ def checked_port(port: int | str, name: str) -> int:
 
 
 def _address(text: str) -> str | None:
-    """It, if it is an IP address; an IPv6 one may have a scope ("fe80::1%eth0")."""
+    """The text, if it is an IP address; an IPv6 one may have a scope ("fe80::1%eth0")."""
     try:
         ipaddress.ip_address(text)
     except ValueError:
@@ -162,9 +162,9 @@ def _first(hosts: str) -> str:
         return ""
 
 
-def _differ(one: str, other: str) -> bool:
+def _differ(first: str, second: str) -> bool:
     """Whether two names, or two addresses, can't mean the same host. A name and an address may."""
-    first, second = one.strip("[]").lower(), other.strip("[]").lower()
+    first, second = first.strip("[]").lower(), second.strip("[]").lower()
     if bool(_address(first)) != bool(_address(second)):
         return False
     if _address(first):

@@ -23,7 +23,7 @@ ONLY_ONE_NODE = "only one node is there"
 
 
 class ImpossibleError(Exception):
-    """What the nodes were told to do can't be done by all of them together; the text says why."""
+    """The nodes can't do together what they were told to do; the text says why."""
 
 
 class FleetFacts(msgspec.Struct, frozen=True):

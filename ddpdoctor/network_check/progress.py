@@ -55,7 +55,7 @@ _SHELL_WORDS = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")
 
 
 class Seat(msgspec.Struct, frozen=True):
-    """One node that has joined. state: "looking at itself", "ready", or how it was lost."""
+    """One node that has joined: whether its facts have come, and how it was lost."""
 
     rank: int
     host: str
@@ -113,14 +113,25 @@ class NetcheckProgress(Progress):
         self.waited_for, self.first = waiting.waited_for, waiting.first
 
     def verdict(self, end: RunResult) -> None:
-        """It is printed when all have been told."""
+        """Do nothing: it is printed when all have been told."""
+
+    @property
+    def _looking(self) -> list[str]:
+        """Name of the nodes that are still looking at their hosts."""
+        return [seat.name for seat in self.seats if not seat.ready and not seat.lost]
 
     def status(self) -> str:
+        lost = [f"{seat.name} is lost" for seat in self.seats if seat.lost]
         if self.phase and self.phase != "join":
-            lost = [f"{seat.name} is lost" for seat in self.seats if seat.lost]
             return "; ".join([f"{self.phase}: {PHASES.get(self.phase, 'under way')}", *lost])
         if self.nnodes:
-            return self._who_is_here()
+            parts = [f"{len(self.seats)} of {plural(self.nnodes, 'node')} joined", *lost]
+            if self._looking:
+                parts.append(f"{listed(self._looking, 3)} still looking at the host")
+            if self.absent:
+                waited_for = listed(map(absent_name, self.absent), 4)
+                parts.append(f"waiting for {waited_for}{self._run_on(self.absent[0].rank)}")
+            return "; ".join(parts)
         if self.phase:
             waited_for = listed(map(one_line, self.waited_for))
             return f"Joined; waiting for {waited_for or 'the others'}{self._run_on(self.first)}"
@@ -129,17 +140,6 @@ class NetcheckProgress(Progress):
             return ""
         return one_line(f"Node 0 is not met yet at {self.met.master}, port {self.met.port}: {way}")
 
-    def _who_is_here(self) -> str:
-        lost = [f"{seat.name} is lost" for seat in self.seats if seat.lost]
-        looking = [seat.name for seat in self.seats if not seat.ready and not seat.lost]
-        parts = [f"{len(self.seats)} of {plural(self.nnodes, 'node')} joined", *lost]
-        if looking:
-            parts.append(f"{listed(looking, 3)} still looking at the host")
-        if self.absent:
-            waited_for = listed(map(absent_name, self.absent), 4)
-            parts.append(f"waiting for {waited_for}{self._run_on(self.absent[0].rank)}")
-        return "; ".join(parts)
-
     def _run_on(self, rank: int | None) -> str:
         """The end of a sentence about those who haven't come: what to run on the node of that rank."""
         if rank is None or self.command is None:
@@ -147,7 +147,7 @@ class NetcheckProgress(Progress):
         return f". Run on node {rank}: {self.command(rank)}"
 
     def drawing(self, width: int, height: int, *, unicode: bool) -> Iterator[Block]:
-        """At most some twenty lines, whatever the number of nodes. Only a command may be wrapped, which can't be copied when it
+        """Draw it in at most some twenty lines, whatever the number of nodes. Only a command may be wrapped, which can't be copied when it
         is cut, and why the master isn't met."""
         where = f"{one_line(self.met.master)}, port {self.met.port}, " if self.met is not None else ""
         yield _row(self.title, f"{where}{self.seconds:.0f} s", "bold")
@@ -169,12 +169,10 @@ class NetcheckProgress(Progress):
         bar = "━" * filled + "─" * (BAR_COLUMNS - filled)
         yield _row("nodes", f"{bar}  {len(self.seats)} of {self.nnodes} joined")
         lost = [seat for seat in self.seats if seat.lost]
-        looking = [seat for seat in self.seats if not seat.ready and not seat.lost]
-        ready = [seat for seat in self.seats if seat.ready and not seat.lost]
-        if ready:
-            yield _row("ready", _names(ready), "green")
-        if looking:
-            yield _row("looking", f"{_names(looking)} at their own facts")
+        if ready := [seat.name for seat in self.seats if seat.ready and not seat.lost]:
+            yield _row("ready", listed(ready, MAX_DRAWN_NODES), "green")
+        if self._looking:
+            yield _row("looking", f"{listed(self._looking, MAX_DRAWN_NODES)} at their own facts")
         for seat in lost[:MAX_DRAWN_ABSENT]:
             yield _row("lost", f"{seat.name}: {one_line(seat.lost).removeprefix('lost ')}", "bold red")
         if len(lost) > MAX_DRAWN_ABSENT:
@@ -194,10 +192,6 @@ def _row(label: str, text: str, style: str = "") -> Lines:
     return Lines(((StyledText(f"{label:<{MARGIN}}", "dim"), StyledText(text, style)),))
 
 
-def _names(seats: Sequence[Seat]) -> str:
-    return listed((seat.name for seat in seats), MAX_DRAWN_NODES)
-
-
 def _broken_command(command: str, width: int) -> Lines:
     """A command that can be copied whatever the width: what doesn't fit goes on after a backslash, between two words."""
     lines = [" "]
@@ -211,9 +205,9 @@ def _broken_command(command: str, width: int) -> Lines:
     return Lines(tuple(StyledText(piece, "cyan") for piece in pieces))
 
 
-def absent_name(one: MissingNode) -> str:
+def absent_name(node: MissingNode) -> str:
     """ "node 2", "node 2 (gpu07)"."""
-    return f"node {one.rank} ({one_line(one.host)})" if one.host else f"node {one.rank}"
+    return f"node {node.rank} ({one_line(node.host)})" if node.host else f"node {node.rank}"
 
 
 def way_to_master(meeting: Meeting) -> str:

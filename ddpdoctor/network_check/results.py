@@ -36,7 +36,7 @@ class NetcheckOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How it ended on this node. With neither `fleet` nor `part`, it met nobody, or was only to look at the master."""
+    """The end of one run on this node. With neither `fleet` nor `part`, it met nobody, or was only to look at the master."""
 
     exit_code: int
     meeting: Meeting

@@ -57,12 +57,17 @@ from ddpdoctor.probes.runner import take_snapshot
 PORTS_BESIDE_A_STORE = 4
 """Where torchrun's own store holds the job's port, the hub takes the first free one of so many behind it."""
 
+FOUND_BY_SEARCH = (
+    "port", "unresolved", "attempts", "untransmitted", "undelivered", "answered_by", "banner", "waited"
+)  # fmt: skip
+"""Fields of a meeting."""
+
 STRAYED_SECONDS = 5.0
 """So long does a node 0 whose own the master's address isn't look for another one there."""
 
 
 def run(options: NetcheckOptions, audience: ProgressListener) -> RunResult:
-    """Takes part until there is a verdict, or it is clear that there will be none.
+    """Take part until there is a verdict, or it is clear that there will be none.
 
     Raises:
         StoppedBySignal: a signal, or the end of the launcher that started this rank; the others have been told, if there
@@ -78,7 +83,7 @@ def run(options: NetcheckOptions, audience: ProgressListener) -> RunResult:
 
 
 def stop_sentence(*, told_others: bool) -> str:
-    """Says that this node was stopped. Whether the others were told in time isn't known: their verdict may be on its way."""
+    """Say that this node was stopped. Whether the others were told in time isn't known: their verdict may be on its way."""
     told = "; if the test was still going on, the other nodes were told" if told_others else ""
     return f"Stopped. There is no verdict here{told}."
 
@@ -116,7 +121,7 @@ class _Node:
         self._environ = dict(os.environ) | {"MASTER_ADDR": self._job.master, "MASTER_PORT": str(self._job.port)}
 
     async def run(self) -> RunResult:
-        """Goes every way to an end: as node 0, as another node, or looking at the master alone."""
+        """Go every way to an end: as node 0, as another node, or looking at the master alone."""
         self._loop = asyncio.get_running_loop()
         self._network: asyncio.Future[Network | Unknown] = self._loop.create_future()
         self._snapshot = asyncio.ensure_future(in_thread(self._probe))
@@ -140,7 +145,7 @@ class _Node:
         return self._job.nnodes == 1 and self._job.counted_by != NNODES_FLAG
 
     async def _look_at_master(self) -> RunResult:
-        """Finds out what this side alone can see."""
+        """Find out what this side alone can see."""
         if self._is_single_node:
             self._audience.say(
                 f"{self._job.counted_by} says that this is a job of one node, and {self._job.master} isn't here: only the way "
@@ -175,7 +180,7 @@ class _Node:
         return replace(snapshot, environment=environment)
 
     async def _hub_addresses(self) -> tuple[str, ...]:
-        """Where the hub shall listen; empty where this isn't node 0."""
+        """The addresses where the hub shall listen; empty where this isn't node 0."""
         if self._job.node_rank not in (None, 0):
             return ()
         addresses = await self._master_addresses()
@@ -205,22 +210,12 @@ class _Node:
         return max(0.0, self._began + self._options.wait - time.monotonic())
 
     def _update_meeting(self, search: Meeting) -> None:
-        """Adds what the way to the master came to to what the job says."""
-        self._meeting = replace(
-            self._meeting,
-            port=search.port,
-            unresolved=search.unresolved,
-            attempts=search.attempts,
-            untransmitted=search.untransmitted,
-            undelivered=search.undelivered,
-            answered_by=search.answered_by,
-            banner=search.banner,
-            waited=search.waited,
-        )
+        """Add what the way to the master came to to what the job says."""
+        self._meeting = replace(self._meeting, **{name: getattr(search, name) for name in FOUND_BY_SEARCH})
         self._audience.meeting(self._meeting)
 
     async def _own_result(self, *problems: str) -> RunResult:
-        """Judges this node by itself: it met nobody, or was turned away or lost."""
+        """Judge this node by itself: it met nobody, or was turned away or lost."""
         examinations = self._task.judge([replace(await self._snapshot, meeting=self._meeting)])
         verdict = overall(examinations)
         if verdict is not Verdict.FAIL and not problems:
@@ -318,7 +313,7 @@ class _Node:
         return part, self._worker.add_facts(snapshot) if self._worker is not None else snapshot
 
     def _master(self, connection: Connection) -> Master:
-        """Where node 0 was met, and where the job's own ranks find the store."""
+        """The place where node 0 was met, and where the job's own ranks find the store."""
         launched = self._job.launched
         return Master(
             address=connection.address,
@@ -383,7 +378,7 @@ class _Node:
         return None if self._misled else self._shown_command
 
     def _shown_command(self, rank: int) -> str:
-        """What to type on the node of that rank, with the token, for the eyes of this node's user."""
+        """The command to type on the node of that rank, with the token, for the eyes of this node's user."""
         return with_token(netcheck_command(self._meeting, self._job.nnodes, rank), self._token)
 
     async def _open_hub(self, addresses: Sequence[str]) -> tuple[Hub | None, str]:

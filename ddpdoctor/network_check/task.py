@@ -1,4 +1,4 @@
-"""What the nodes of a job meet for: netcheck itself, or another command that needs all of them."""
+"""Tasks for which the nodes of a job meet: netcheck itself, or another command that needs all of them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class OrderHandler(Protocol):
 
 
 class Task(Protocol):
-    """What is special to one command; the same on all nodes."""
+    """Everything that is special to one command; the same on all nodes."""
 
     command: str
     groups: Sequence[str]

@@ -14,18 +14,7 @@ from ddpdoctor.knowledge.interface_choice import as_address
 from ddpdoctor.network_check.phases import ip_counters, link_measurement, run_collective
 from ddpdoctor.network_check.phases.dial_peers import dial
 from ddpdoctor.network_check.phases.peer_listeners import Listeners
-from ddpdoctor.network_check.protocol.messages import (
-    Answer,
-    Collect,
-    Count,
-    Dial,
-    Measure,
-    Measured,
-    Open,
-    Order,
-    OrderFailed,
-    Welcome,
-)
+from ddpdoctor.network_check.protocol import messages
 from ddpdoctor.network_check.protocol.order_limits import Master, OrderLimits, RefusedOrderError
 from ddpdoctor.network_check.protocol.tcp_connections import MAX_OPEN_FILES, allow_files
 
@@ -69,17 +58,17 @@ class NetcheckWorker:
         self._node = -1
         self._refused = ""
 
-    def welcome(self, welcome: Welcome) -> None:
+    def welcome(self, welcome: messages.Welcome) -> None:
         self._run, self._node = welcome.run, welcome.node_rank
         self._limits = OrderLimits(self._snapshot, self._master, welcome)
 
-    async def carry_out(self, order: Order) -> Answer:
+    async def carry_out(self, order: messages.Order) -> messages.Answer:
         try:
             self._limits.check(order)
         except RefusedOrderError as error:
             self._refused = str(error)
-            return OrderFailed(why=f"it was ordered what no node 0 of ours orders: {error}")
-        if isinstance(order, Open):
+            return messages.OrderFailed(why=f"it was ordered what no node 0 of ours orders: {error}")
+        if isinstance(order, messages.Open):
             return await self._listeners.open(
                 listening_places(self._snapshot, self._address()),
                 self._run,
@@ -87,23 +76,23 @@ class NetcheckWorker:
                 self._port_range(),
                 order.ports,
             )
-        if isinstance(order, Dial):
+        if isinstance(order, messages.Dial):
             try:
                 return await dial(order, self._run, self._node, self._limits.refused)
             finally:
                 self._listeners.measuring = True
-        if isinstance(order, Count):
+        if isinstance(order, messages.Count):
             return msgspec.structs.replace(ip_counters.count(self._address()), errors=self._listeners.errors)
-        if isinstance(order, Measure):
+        if isinstance(order, messages.Measure):
             return await self._measure(order)
-        if isinstance(order, Collect):
+        if isinstance(order, messages.Collect):
             self._collected = True
             # Whatever is ordered, torch goes to the master that was named here.
             order = msgspec.structs.replace(order, master=self._master.host, port=self._master.port)
             return await run_collective.collect(order, python=self._python, environ=self._environ)
-        return OrderFailed(why="this node was started for netcheck")
+        return messages.OrderFailed(why="this node was started for netcheck")
 
-    async def _measure(self, order: Measure) -> Measured:
+    async def _measure(self, order: messages.Measure) -> messages.Measured:
         peer = self._limits.dialled(order.peer) if order.peer else None
         began = time.monotonic()
         try:

@@ -1,4 +1,4 @@
-"""From what the nodes found out to verdicts and advice. Pure: nothing here looks at the world."""
+"""The way from what the nodes found out to verdicts and advice. Pure: nothing here looks at the world."""
 
 __all__ = [
     "admission_errors",

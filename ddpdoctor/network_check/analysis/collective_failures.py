@@ -27,7 +27,7 @@ STAGES = (*BEFORE_THE_STORE, "store", "group", "all_reduce of 4 B", "all_reduce 
 
 
 class ErrorKind(Enum):
-    """How one rank failed."""
+    """The kind of one rank's failure."""
 
     ERROR = "an error of its own"
     WRONG = "a wrong result"
@@ -46,7 +46,7 @@ TURNED_DOWN = compile_lazily(r"(?i)refused|no route to host|unreachable")
 
 
 def kind_of(tried: TriedCollective) -> ErrorKind:
-    """How a rank that failed has failed."""
+    """Tell in which way a rank has failed."""
     if tried.words.startswith("ended by SIG"):
         return ErrorKind.CRASH
     if tried.words.startswith("wrong sum"):
@@ -86,7 +86,7 @@ class Run(NamedTuple):
 
 
 def meaning(tried: TriedCollective, kind: ErrorKind, run: Run) -> Meaning:
-    """What the words mean; where they don't tell, what a failure at that stage usually means."""
+    """Tell what the words mean; where they don't say, what a failure at that stage usually means."""
     way = shlex.quote(run.way(tried))
     name_for_gloo = (f"export GLOO_SOCKET_IFNAME={way}",)
     if kind is ErrorKind.WRONG:

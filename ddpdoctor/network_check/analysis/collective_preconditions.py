@@ -1,4 +1,4 @@
-"""Where it is known already that torch's own collectives can't work, so that nobody waits for their timeouts. Pure."""
+"""Reasons, known before, why torch's own collectives can't work, so that nobody waits for their timeouts. Pure."""
 
 from __future__ import annotations
 

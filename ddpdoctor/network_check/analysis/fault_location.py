@@ -1,4 +1,4 @@
-"""Who is to blame for a matrix of who reaches whom: whole nodes first, then whole subnets, then single links. Pure.
+"""Blame for a matrix of who reaches whom: whole nodes first, then whole subnets, then single links. Pure.
 
 A node is to blame for what comes in where at least 80 % of those who dialled it failed, and for what goes out where at
 least 80 % of those whom it dialled failed: what one peer says of one other proves nothing. Where the matrix leaves it
@@ -43,7 +43,7 @@ Pair = tuple[int, int]
 
 
 class Way(str, Enum):
-    """Which direction of a node's traffic."""
+    """One direction of a node's traffic."""
 
     INBOUND = "inbound"
     OUTBOUND = "outbound"
@@ -54,7 +54,7 @@ class Way(str, Enum):
 
 
 class LostPackets(str, Enum):
-    """What the counters of the node's own kernel say of the lost packets: the first ones of connections (SYN) of one way,
+    """Verdict of the node's own kernel, by its counters, on the lost packets: the first ones of connections (SYN) of one way,
     or the answers to them (SYN-ACK), which go the other way."""
 
     HERE = "here"
@@ -121,9 +121,8 @@ class ReachFaults(msgspec.Struct, frozen=True):
 
 @cache
 def locate_faults(fleet: Fleet) -> ReachFaults:
-    """Who is to blame for the "route" matrices of a fleet. Worked out once for each fleet."""
-    reaches = [reach for reach in fleet.reach if reach.kind == "route"]
-    return _Matrix(fleet.nodes, reaches).locate_faults() if reaches else ReachFaults()
+    """Find who is to blame for the "route" matrices of a fleet. Worked out once for each fleet."""
+    return _Matrix(fleet.nodes, fleet.routes).locate_faults() if fleet.routes else ReachFaults()
 
 
 class _Matrix:
@@ -149,7 +148,7 @@ class _Matrix:
     def locate_faults(self) -> ReachFaults:
         behind_nat = tuple(self._behind_nat())
         # Whoever dials an address that only its owner knows says nothing of filters.
-        excused = {(peer, one.node) for one in behind_nat for peer in one.peers}
+        excused = {(peer, behind.node) for behind in behind_nat for peer in behind.peers}
         self.bad -= excused
         self.cells = {pair: cells for pair, cells in self.cells.items() if pair not in excused}
         if not self.bad:
@@ -224,7 +223,7 @@ class _Matrix:
         return self.bad - {pair for culprit in culprits for pair in self._explained(culprit)}
 
     def _doubt(self, culprits: Iterable[tuple[int, Way]]) -> int:
-        """How little the counters speak for them. Equal ones: what comes in is filtered far more often."""
+        """Measure how little the counters speak for them. Equal ones: what comes in is filtered far more often."""
         weights = {
             LostPackets.HERE: 0,
             LostPackets.UNTOLD: 1,
@@ -275,7 +274,7 @@ class _Matrix:
         return self.took[node, way]
 
     def _answers(self, node: int, way: Way) -> LostPackets:
-        """Of connections whose first packets that node let pass: whether its filter on the other way took the answers."""
+        """Tell, of connections whose first packets that node let pass, whether its filter on the other way took the answers."""
         pairs, others = self._failures(node, way), self._failures(node, way.other)
         if self._took_all(node, way.other) and not self._takes_answers(node, way.other):
             return LostPackets.ELSEWHERE  # What it took away there was something else.
@@ -307,7 +306,7 @@ class _Matrix:
         return LostPackets.ELSEWHERE if grown <= (1 - MOST_OF_THEM) * lost else LostPackets.UNTOLD
 
     def _end(self, node: int, pair: Pair, left: Mapping[Way, Mapping[int, Sequence[Pair]]]) -> tuple[LostPackets, Way]:
-        """What that end of a link took away, and on which way: of one link of several that fail there, since the counters
+        """Tell what that end of a link took away, and on which way: of one link of several that fail there, since the counters
         tell of all of them together. left: the links that are to be told of, by way and node."""
         natural = Way.OUTBOUND if pair[0] == node else Way.INBOUND
         told = {
@@ -431,7 +430,7 @@ def _differ(listens: str, seen: str) -> bool:
 def subnet_of(address: str) -> str:
     """The /24 (IPv6: /64) that an address is in; nodes don't say how long their prefix is. "" for what is none."""
     try:
-        one = ipaddress.ip_address(address.partition("%")[0])
+        number = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return ""
-    return str(ipaddress.ip_network(f"{one}/{24 if one.version == 4 else 64}", strict=False))
+    return str(ipaddress.ip_network(f"{number}/{24 if number.version == 4 else 64}", strict=False))

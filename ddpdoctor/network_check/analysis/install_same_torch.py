@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import NamedTuple
 
 from packaging.version import Version
 
@@ -27,11 +26,12 @@ NEW_ENVIRONMENT = "ddp-env"
 def same_torch(
     pattern: Node, own: Node, meeting: Meeting, target_python: Maybe[TargetPython], packages: Maybe[Packages]
 ) -> tuple[Fix, ...]:
-    """Installs on `own` what `pattern` has. target_python, packages: of `own`."""
+    """Install on `own` what `pattern` has. target_python, packages: of `own`."""
     if isinstance(target_python, Unknown) or not isinstance(pattern.torch, str):
         return ()
     wanted = release(pattern.torch)
-    if wanted is not None and _is_condas(wanted):
+    # conda-forge calls its builds "2.5.1.post300"; no wheel has such a version.
+    if wanted is not None and wanted.post is not None and not wanted.local:
         return _from_conda(pattern, own, wanted, meeting, target_python)
     if wanted is None or wanted.is_prerelease or (wanted.local and not BUILD.fullmatch(wanted.local)):
         text = f"No index has torch {pattern.torch} (built by hand, overnight or by a vendor): copy the environment, or the wheel, from"
@@ -42,13 +42,21 @@ def same_torch(
             ),
         )
     text = f"Install on {called(own)} what {called(pattern)} has"
-    build = _build(pattern)
+    # A build that carries no tag and was made without CUDA is like the CPU build, which PyPI has only for ARM.
+    build = torch_build(pattern) or ("cpu" if pattern.cuda is None else "")
     options = ("--index-url", index_url(build)) if build else ()
     torch = f"torch=={torch_release(pattern.torch)}"
     if target_python.externally_managed:
         return (_new_environment(text, (torch, *options), own, meeting, target_python),)
-    removed, arguments = _instead(torch, target_python, packages)
-    commands = (*removed, pip_install(target_python, *arguments, *options))
+    arguments, commands = replacing(packages, torch), ()
+    condas = not isinstance(packages, Unknown) and any(
+        package.installer == "conda" for package in packages.named("torch")
+    )
+    if condas and target_python.environment_kind == "conda":
+        # Were pip to write over it, conda would bring it back. It is called pytorch there.
+        commands = (f"conda remove -y -p {shlex.quote(target_python.prefix)} pytorch",)
+        arguments = tuple(argument for argument in arguments if argument != "--force-reinstall")
+    commands = (*commands, pip_install(target_python, *arguments, *options))
     if target_python.pip_version is None:
         commands = (in_target_python(target_python, "-m", "ensurepip", "--upgrade"), *commands)
     cuda = tag_cuda(build)
@@ -56,35 +64,6 @@ def same_torch(
     if floor and isinstance(own.driver, str) and older(own.driver, floor):
         text += f" (first its driver, {own.driver}, must be updated: CUDA {cuda[0] if cuda else ''} needs {floor})"
     return (Fix(text, commands),)
-
-
-def _build(node: Node) -> str:
-    """The wheels' tag of its build; "" where only PyPI's default build is known to be like it.
-
-    One that carries no tag and was built without CUDA is like the CPU build, which PyPI has only for ARM.
-    """
-    build = torch_build(node)
-    return build or ("cpu" if node.cuda is None else "")
-
-
-class _Instead(NamedTuple):
-    """Commands that come first, and pip's arguments without the index."""
-
-    removed: tuple[str, ...]
-    arguments: tuple[str, ...]
-
-
-def _instead(torch: str, target_python: TargetPython, packages: Maybe[Packages]) -> _Instead:
-    """Where conda installed the torch that is there, pip must not write over it: conda would bring it back."""
-    arguments = replacing(packages, torch)
-    condas = not isinstance(packages, Unknown) and any(
-        package.installer == "conda" for package in packages.named("torch")
-    )
-    if not (condas and target_python.environment_kind == "conda"):
-        return _Instead((), arguments)
-    # It is called pytorch there.
-    removed = (f"conda remove -y -p {shlex.quote(target_python.prefix)} pytorch",)
-    return _Instead(removed, tuple(argument for argument in arguments if argument != "--force-reinstall"))
 
 
 def _new_environment(
@@ -100,11 +79,6 @@ def _new_environment(
             netcheck_command(meeting, meeting.nnodes or 2, own.rank, (f"--python {python}",)),
         ),
     )
-
-
-def _is_condas(version: Version) -> bool:
-    """conda-forge calls its builds "2.5.1.post300"; no wheel has such a version."""
-    return version.post is not None and not version.local
 
 
 def _from_conda(

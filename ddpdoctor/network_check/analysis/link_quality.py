@@ -1,4 +1,4 @@
-"""Which links and nodes of a fleet are out of the ordinary, by what was measured. Pure.
+"""Links and nodes of a fleet that are out of the ordinary, by what was measured. Pure.
 
 One TCP connection shows what a link can do up to about 10 Gbit/s; beyond that it shows what a CPU can do, so rates are
 compared only up to there.
@@ -71,7 +71,7 @@ class Straggler(msgspec.Struct, frozen=True):
 
 
 class LinkTrouble(msgspec.Struct, frozen=True):
-    """What is out of the ordinary about one link, the figures that it is measured by, and how bad it is.
+    """Trouble of one link: what is out of the ordinary about it, the figures that it is measured by, and how bad it is.
 
     usual: the median of the fleet's rates (Mbit/s) and round trips (s).
     """
@@ -123,17 +123,17 @@ def stragglers(fleet: Fleet) -> tuple[Straggler, ...]:
     if len(rates) < FEWEST_NODES:
         return ()
     usual = median(rates.values())
-    deviation = median(abs(one - usual) for one in rates.values())
+    deviation = median(abs(rate - usual) for rate in rates.values())
     limited = {node.rank for node in fleet.nodes if limiter(fleet, node)}
     virtual = {node.rank for node in fleet.nodes if node.virtual} - limited
 
     def share(rank: int) -> float:
-        """With few links, the usual rate and a node's own aren't known so well; virtual ones are as fast as a busy CPU."""
+        """The share of the usual rate that is enough. With few links, that rate and a node's own aren't known so well; virtual ones are as fast as a busy CPU."""
         many = len(rates) >= MANY_NODES and len(links[rank]) >= MANY_NODES - 1
         return FAR_BELOW_AS_CPUS_GO if rank in virtual else WORSE if many else WORSE_AMONG_FEW
 
     def elsewhere(rank: int) -> float:
-        """What the links without the node can do: among three, its own two are most of all links, and pull the median down."""
+        """The rate of the links without the node: among three, its own two are most of all links, and pull the median down."""
         apart = [_compared(link) for link in fleet.links if rank not in (link.a, link.b) and rate_of(link) is not None]
         return usual if rank in virtual or not apart else max(usual, median(apart))
 
@@ -142,7 +142,7 @@ def stragglers(fleet: Fleet) -> tuple[Straggler, ...]:
         for rank, rate in sorted(rates.items())
         if usual - rate > MEDIAN_ABSOLUTE_DEVIATIONS * deviation
         and max(map(_compared, links[rank])) < share(rank) * elsewhere(rank)
-        and (rank in limited or median(one.resent for one in links[rank]) < HEAVY_LOSS)
+        and (rank in limited or median(link.resent for link in links[rank]) < HEAVY_LOSS)
     }
     others = [rate for link in fleet.links if not {link.a, link.b} & set(slow) and (rate := rate_of(link)) is not None]
     all_links = _by_node(fleet.links)
@@ -160,13 +160,17 @@ def link_troubles(fleet: Fleet) -> tuple[LinkTrouble, ...]:
 
     lost = {node.rank for node in fleet.nodes if node.lost}
     slow_nodes = {straggler.rank for straggler in stragglers(fleet)}
-    measured = [one for one in fleet.links if not one.error]
-    rates = sorted(_compared(one) for one in measured if rate_of(one) is not None)
+    measured = [link for link in fleet.links if not link.error]
+    rates = sorted(_compared(link) for link in measured if rate_of(link) is not None)
     usual_rate = median(rates) if rates else 0.0
     deviation = median(abs(rate - usual_rate) for rate in rates) if rates else 0.0
     bound = usual_rate - MEDIAN_ABSOLUTE_DEVIATIONS * deviation if len(rates) >= FEWEST_LINKS else 0.0
-    usual_trip = median(one.round_trip for one in measured) if measured else 0.0
-    claims = {node.rank: _claimed(node) for node in fleet.nodes if data_interface(fleet, node) == node.interface}
+    usual_trip = median(link.round_trip for link in measured) if measured else 0.0
+    claims = {
+        node.rank: -1.0 if node.virtual and node.speed == NOMINAL_OF_VIRTUAL else float(node.speed)
+        for node in fleet.nodes
+        if data_interface(fleet, node) == node.interface
+    }
     found = []
     for link in fleet.links:
         if {link.a, link.b} & slow_nodes or (link.error and {link.a, link.b} & lost):
@@ -193,14 +197,20 @@ def doubtful_links(fleet: Fleet) -> tuple[Link, ...]:
     again = [
         link for link in fleet.links if (link.a, link.b) in slow | bad and not link.error and link.resent < HEAVY_LOSS
     ]
-    return tuple(sorted(again, key=lambda one: (bool({one.a, one.b} & blamed), rate_of(one) or 0.0))[:MOST_DOUBTFUL])
+    return tuple(
+        sorted(again, key=lambda link: (bool({link.a, link.b} & blamed), rate_of(link) or 0.0))[:MOST_DOUBTFUL]
+    )
 
 
 def hopeless_nodes(links: Iterable[Link]) -> frozenset[int]:
     """The nodes of which enough is known while the links are still being measured, which takes seconds where packets are
     lost: all of their links are bad so far, and two of the peers do well with somebody else."""
     own = _by_node(links)
-    good = {rank for rank, found in own.items() if not all(map(_is_bad, found))}
+    good = {
+        rank
+        for rank, found in own.items()
+        if not all(_rate_is_useless(link) or link.resent >= HEAVY_LOSS for link in found)
+    }
 
     def proved(rank: int) -> int:
         return sum(bool({link.a, link.b} - {rank} & good) for link in own[rank])
@@ -208,31 +218,31 @@ def hopeless_nodes(links: Iterable[Link]) -> frozenset[int]:
     return frozenset(rank for rank in own if rank not in good and proved(rank) > 1)
 
 
-def _is_bad(link: Link) -> bool:
+def _rate_is_useless(link: Link) -> bool:
     rate = rate_of(link)
-    return bool(link.error) or link.resent >= HEAVY_LOSS or (rate is not None and rate < USELESS)
+    return bool(link.error) or (rate is not None and rate < USELESS)
 
 
-def is_like(one: Link, other: Link) -> bool:
+def is_like(first: Link, second: Link) -> bool:
     """Whether two measurements of a link say about the same."""
-    if one.error or other.error:
+    if first.error or second.error:
         return False
-    rates = ((one.forth, other.forth), (one.back, other.back))
-    trips = [max(trip, LATE_SECONDS) for trip in (one.round_trip, other.round_trip)]
+    rates = ((first.forth, second.forth), (first.back, second.back))
+    trips = [max(trip, LATE_SECONDS) for trip in (first.round_trip, second.round_trip)]
     return all(max(pair) <= ALIKE * min(pair) for pair in (*rates, trips) if min(pair) > 0)
 
 
-def best_of(one: Link, other: Link) -> Link:
-    """What the same link has shown to be able to do in either of two measurements."""
-    if one.error or other.error:
-        return other if one.error else one
+def best_of(first: Link, second: Link) -> Link:
+    """The best that one link has shown in either of two measurements."""
+    if first.error or second.error:
+        return second if first.error else first
     return Link(
-        a=one.a,
-        b=one.b,
-        round_trip=min(one.round_trip, other.round_trip),
-        forth=max(one.forth, other.forth),
-        back=max(one.back, other.back),
-        resent=min(one.resent, other.resent),
+        a=first.a,
+        b=first.b,
+        round_trip=min(first.round_trip, second.round_trip),
+        forth=max(first.forth, second.forth),
+        back=max(first.back, second.back),
+        resent=min(first.resent, second.resent),
     )
 
 
@@ -260,17 +270,15 @@ def limiter(fleet: Fleet, node: Node) -> str:
     return node.qdisc if node.qdisc in LIMITERS and data_interface(fleet, node) == node.interface else ""
 
 
-def _claimed(node: Node) -> float:
-    return -1.0 if node.virtual and node.speed == NOMINAL_OF_VIRTUAL else float(node.speed)
-
-
 def find_common_nodes(bad: Collection[Pair], tried: Collection[Pair]) -> CommonNodes:
     """Whom the bad pairs have in common: a node most of whose pairs are bad, on the word of at least two peers."""
     nodes = {rank for pair in bad for rank in pair}
     own = {rank: [pair for pair in tried if rank in pair] for rank in nodes}
     failed = {rank: [pair for pair in bad if rank in pair] for rank in nodes}
     blamed = [
-        rank for rank in sorted(nodes) if len(failed[rank]) > 1 and _share(failed[rank], own[rank]) >= ALL_OF_THEM
+        rank
+        for rank in sorted(nodes)
+        if len(failed[rank]) > 1 and len(failed[rank]) / max(len(own[rank]), 1) >= ALL_OF_THEM
     ]
     if 2 * len(blamed) > len({rank for pair in tried for rank in pair}):
         return CommonNodes({}, tuple(sorted(bad)), everywhere=True)
@@ -290,10 +298,6 @@ def where_several_meet(pairs: Collection[Pair]) -> tuple[dict[int, tuple[Pair, .
         met[rank] = tuple(sorted(pair for pair in left if rank in pair))
         left -= set(met[rank])
     return met, tuple(sorted(left))
-
-
-def _share(part: Collection[Pair], whole: Collection[Pair]) -> float:
-    return len(part) / max(len(whole), 1)
 
 
 def _compared(link: Link) -> float:

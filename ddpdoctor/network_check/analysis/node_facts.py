@@ -1,4 +1,4 @@
-"""What each node brings to the fleet: the facts of its host that `netcheck` needs, and the `Node` that they come to. Pure."""
+"""Facts that each node brings to the fleet: those of its host that `netcheck` needs, and the `Node` that they come to. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Final
 
 from ddpdoctor.base.text import dotted
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown
-from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.fleet import Node
 from ddpdoctor.facts.nccl import Nccl
@@ -77,7 +76,7 @@ def node_of(
         torch=_torch(snapshot.torch, snapshot.packages),
         nccl=_nccl(snapshot.nccl, snapshot.packages, snapshot.target_python),
         cuda=_cuda(snapshot.torch, snapshot.packages),
-        driver=_driver(snapshot.driver),
+        driver=snapshot.driver if isinstance(snapshot.driver, Unknown) else snapshot.driver.version,
         settings=_settings(snapshot.environment),
         clock_offset=offset,
         clock_error=error,
@@ -116,7 +115,7 @@ def _python(target_python: Maybe[TargetPython]) -> Maybe[str | None]:
 
 
 def _torch(torch: Maybe[Torch], packages: Maybe[Packages]) -> Maybe[str | None]:
-    """With its local part, "2.13.0+cu130": of its own files, else of its package's metadata."""
+    """torch's version with its local part, "2.13.0+cu130": of its own files, else of its package's metadata."""
     if isinstance(torch, Torch):
         if torch.version:
             return torch.version
@@ -152,12 +151,8 @@ def _cuda(torch: Maybe[Torch], packages: Maybe[Packages]) -> Maybe[str | None]:
     return dotted(cuda) if cuda else None
 
 
-def _driver(driver: Maybe[Driver]) -> Maybe[str | None]:
-    return driver if isinstance(driver, Unknown) else driver.version
-
-
 def _settings(environment: Maybe[Environment]) -> tuple[Setting, ...]:
     if isinstance(environment, Unknown):
         return ()
     found = [setting for setting in environment.effective if concerns_other_nodes(setting.name)]
-    return tuple(sorted(found, key=lambda one: one.name)[:MAX_SETTINGS])
+    return tuple(sorted(found, key=lambda setting: setting.name)[:MAX_SETTINGS])

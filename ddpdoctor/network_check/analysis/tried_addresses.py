@@ -72,10 +72,10 @@ class Unreached(msgspec.Struct, frozen=True):
 
 @cache
 def tried(fleet: Fleet, rank: int | None, kind: str) -> Tried | None:
-    """What came of the address of that kind ("nccl", "gloo") of the node of that rank. Where it is the address at which it
+    """Find what came of the address of that kind ("nccl", "gloo") of the node of that rank. Where it is the address at which it
     meets the master anyway, nobody can reach the one without the other. None: nobody could try."""
-    me = _place(fleet, rank)
-    routes = [reach for reach in fleet.reach if reach.kind == "route" and me >= 0 and reach.addresses[me]]
+    me = fleet.place_of(rank)
+    routes = [reach for reach in fleet.routes if me >= 0 and reach.addresses[me]]
     if not routes:
         return None
     route = routes[0].addresses[me]
@@ -83,7 +83,11 @@ def tried(fleet: Fleet, rank: int | None, kind: str) -> Tried | None:
     if there is None:
         own = getattr(fleet.nodes[me], f"{kind}_address")
         return Tried(route, route, (), (), 0, "") if own in (None, route) else None
-    reached = [at for at in range(len(fleet.nodes)) if at != me and all(_passes(one, at, me) for one in routes)]
+    reached = [
+        at
+        for at in range(len(fleet.nodes))
+        if at != me and all(reach.rows[at][me] == Cell.OK.value for reach in routes)
+    ]
     asked = [at for at in reached if there.rows[at][me] != Cell.NOT_TRIED.value]
     failed = [at for at in asked if there.rows[at][me] in BLOCKED]
     if not asked:
@@ -100,7 +104,7 @@ def tried(fleet: Fleet, rank: int | None, kind: str) -> Tried | None:
 
 def unreached(fleet: Fleet, rank: int | None, kind: str) -> Unreached | None:
     """The peers whose address of that kind this node doesn't reach, although most others do. None: there are none."""
-    me = _place(fleet, rank)
+    me = fleet.place_of(rank)
     found = []
     for at, node in enumerate(fleet.nodes):
         there = _offered(fleet, at, kind) if me >= 0 else None
@@ -113,17 +117,9 @@ def unreached(fleet: Fleet, rank: int | None, kind: str) -> Unreached | None:
     return Unreached(peers, addresses, names, "".join(cells))
 
 
-def _place(fleet: Fleet, rank: int | None) -> int:
-    return next((at for at, one in enumerate(fleet.nodes) if one.rank == rank), -1)
-
-
 def _offered(fleet: Fleet, at: int, kind: str) -> Reach | None:
     return next((reach for reach in fleet.reach if reach.kind == kind and reach.addresses[at]), None)
 
 
 def _name(fleet: Fleet, at: int) -> str:
     return fleet.nodes[at].host or f"node {fleet.nodes[at].rank}"
-
-
-def _passes(reach: Reach, dialler: int, listener: int) -> bool:
-    return reach.rows[dialler][listener] == Cell.OK.value

@@ -1,4 +1,4 @@
-"""From what the fleet found out to each node's verdict."""
+"""The way from what the fleet found out to each node's verdict."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def with_fleet(snapshot: Snapshot, fleet: Fleet, node_rank: int) -> Snapshot:
 
 def _met_at(fleet: Fleet, node_rank: int) -> str:
     """The address at which most of its peers reached that node; "" where none did."""
-    place = next((at for at, node in enumerate(fleet.nodes) if node.rank == node_rank), None)
-    if place is None:
+    place = fleet.place_of(node_rank)
+    if place < 0:
         return ""
     reached: Counter[str] = Counter()
     for round_of_dialling in fleet.reach:

@@ -1,4 +1,4 @@
-"""What this node's way to the master came to, in words that several checks share. Pure."""
+"""This node's way to the master, in words that several checks share. Pure."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def place(address: str, port: int) -> str:
     return f"{address} port {port}"
 
 
-def how_often(one: Attempt, meeting: Meeting) -> str:
+def how_often(attempt: Attempt, meeting: Meeting) -> str:
     """ "12 tries in 8 s"."""
-    return f"{plural(one.tries, 'try', 'tries')} in {meeting.waited:.0f} s"
+    return f"{plural(attempt.tries, 'try', 'tries')} in {meeting.waited:.0f} s"
 
 
 def attempts_seen(meeting: Meeting) -> Iterator[Evidence]:
-    """What each of the master's addresses came to."""
+    """Evidence of what each of the master's addresses came to."""
     for attempt in meeting.attempts:
         words = f" ({attempt.words})" if attempt.words else ""
         text = f"{place(attempt.address, meeting.port)}: {attempt.met.value}{words}; {how_often(attempt, meeting)}"
@@ -65,7 +65,7 @@ def attempts_seen(meeting: Meeting) -> Iterator[Evidence]:
 
 
 def who_listens(port: int) -> Fix:
-    """To be run on the master."""
+    """The look at who holds the port, to be run on the master."""
     return by_root(f"On the master, show who holds port {port}", (f"sudo ss -tlnp 'sport = :{port}'",))
 
 
@@ -103,25 +103,25 @@ def start_node_0(meeting: Meeting, master: str = "") -> Fix:
     )
 
 
-def own_port_shut(one: Attempt, meeting: Meeting, network: Network, firewall: Maybe[Firewall]) -> Finding:
+def own_port_shut(attempt: Attempt, meeting: Meeting, network: Network, firewall: Maybe[Firewall]) -> Finding:
     """Nobody is met at an address that is this host's own."""
-    host, where = network.hostname, place(one.address, meeting.port)
+    host, where = network.hostname, place(attempt.address, meeting.port)
     seen = tuple(attempts_seen(meeting))
-    if one.met is not ConnectOutcome.REFUSED:
+    if attempt.met is not ConnectOutcome.REFUSED:
         return Finding(
-            summary=f"{host} is the master itself and can't reach {where}: {one.words or one.met.value} ({how_often(one, meeting)})",
+            summary=f"{host} is the master itself and can't reach {where}: {attempt.words or attempt.met.value} ({how_often(attempt, meeting)})",
             cause="What a host sends to itself leaves it on no wire: its own packet filter takes it.",
             evidence=seen,
             fixes=opening(f"Let TCP in on {host}", firewall, (), inbound=True)
             or (by_root(f"On {host}, look for rules that drop or reject TCP", LOOK),),
         )
     cause = "The address is this host's own, so no other host and no network is in between: the job's node 0 hasn't been started here, or with another port."
-    if is_loopback(one.address):
+    if is_loopback(attempt.address):
         cause += " On any other host it would mean that one, not this."
     master = network.master
     own = own_address(network) if isinstance(master, Resolution) and means_each_node_itself(master, network) else None
     return Finding(
-        summary=f"{host} is the master itself, and nobody listens at {where} ({how_often(one, meeting)})",
+        summary=f"{host} is the master itself, and nobody listens at {where} ({how_often(attempt, meeting)})",
         cause=cause,
         evidence=seen,
         fixes=(start_node_0(meeting, own or ""), Fix("See what listens here, and where", ("ss -tlnp",))),

@@ -12,16 +12,8 @@ import msgspec
 from ddpdoctor.base.async_work import within
 from ddpdoctor.facts.fleet import Cell
 from ddpdoctor.network_check.phases.peer_listeners import ARRIVED, LARGE_MESSAGE_BYTES
+from ddpdoctor.network_check.protocol import messages
 from ddpdoctor.network_check.protocol.bounded_lines import plain
-from ddpdoctor.network_check.protocol.messages import (
-    MAX_PORTS,
-    MAX_WORDS_LENGTH,
-    Dial,
-    Dialled,
-    DialOutcome,
-    ListenAddress,
-    Peer,
-)
 from ddpdoctor.network_check.protocol.order_limits import RefusedAddress
 from ddpdoctor.network_check.protocol.peer_handshake import REACH, CutOffError, NotAPeerError, PeerStream, dial_peer
 from ddpdoctor.network_check.protocol.tcp_connections import system_words, unacknowledged_bytes
@@ -53,11 +45,11 @@ class PortOutcome(msgspec.Struct, frozen=True):
 
 
 async def dial(
-    order: Dial,
+    order: messages.Dial,
     run: str,
     node: int,
     refused: Mapping[tuple[int, str], RefusedAddress] = {},
-) -> Dialled:
+) -> messages.Dialled:
     """Dial every place of all peers but ourselves, those apart that are refused (by node and kind). `order.at_once` places at
     a time, each on all its ports, the first one with a large message.
 
@@ -69,7 +61,7 @@ async def dial(
     attempt = _try_twice if order.again else _try
     own: dict[str, None] = {}
 
-    async def one_place(peer: Peer, place: ListenAddress) -> DialOutcome:
+    async def one_place(peer: messages.Peer, place: messages.ListenAddress) -> messages.DialOutcome:
         if not_dialled := refused.get((peer.node, place.kind)):
             outcomes = [PortOutcome(not_dialled.cell, not_dialled.why)] * len(place.ports)
         else:
@@ -83,13 +75,15 @@ async def dial(
         # Of an address that NCCL or gloo would take, it says nothing of the way to the others.
         if place.kind == "route":
             own.update(
-                (plain(outcome.words, MAX_WORDS_LENGTH), None) for outcome in outcomes if outcome.cell is Cell.NOT_TRIED
+                (plain(outcome.words, messages.MAX_WORDS_LENGTH), None)
+                for outcome in outcomes
+                if outcome.cell is Cell.NOT_TRIED
             )
-        words = plain(next((outcome.words for outcome in outcomes if outcome.words), ""), MAX_WORDS_LENGTH)
-        return DialOutcome(peer.node, place.kind, "".join(outcome.cell.value for outcome in outcomes), words)
+        words = plain(next((outcome.words for outcome in outcomes if outcome.words), ""), messages.MAX_WORDS_LENGTH)
+        return messages.DialOutcome(peer.node, place.kind, "".join(outcome.cell.value for outcome in outcomes), words)
 
     met = await asyncio.gather(*(one_place(peer, place) for peer in others for place in peer.places))
-    return Dialled(met=tuple(met), errors=tuple(own)[:MAX_PORTS])
+    return messages.Dialled(met=tuple(met), errors=tuple(own)[: messages.MAX_PORTS])
 
 
 async def _try_twice(

@@ -118,7 +118,7 @@ async def _first(ways: list[_Way], search: _Search, deadline: float) -> Connecti
         while waiting:
             left = deadline - time.monotonic()
             done, waiting = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            if any(one.result() for one in done):
+            if any(task.result() for task in done):
                 break
             if not done or search.hopeless():
                 return None
@@ -126,7 +126,7 @@ async def _first(ways: list[_Way], search: _Search, deadline: float) -> Connecti
         for task in tasks:
             task.cancel()
         ended = await asyncio.gather(*tasks, return_exceptions=True)
-    met = [one for one in ended if isinstance(one, Connection)]
+    met = [end for end in ended if isinstance(end, Connection)]
     for connection in met[1:]:
         connection.writer.close()
     return met[0] if met else None
@@ -219,7 +219,8 @@ class _Search:
     def hopeless(self) -> bool:
         """Whether a stranger has the port, and the other addresses are out of this host's reach."""
         return all(
-            self._identities[there][0] or one.met is ConnectOutcome.NO_ROUTE for there, one in self._attempts.items()
+            self._identities[there][0] or attempt.met is ConnectOutcome.NO_ROUTE
+            for there, attempt in self._attempts.items()
         )
 
     def meeting(self) -> Meeting:
@@ -253,7 +254,7 @@ class _Search:
 
 
 def _of_all(packets: dict[Destination, int | None]) -> int | None:
-    """Where this host takes some destinations' packets and not others', its filter isn't why nobody is met."""
+    """Add up the packets; 0 where this host takes some destinations' and not others': then its filter isn't why nobody is met."""
     found = list(packets.values())
     known = [answer for answer in found if answer is not None]
     if not known:
@@ -299,14 +300,14 @@ class _Way:
         return certain and time.monotonic() - self._held_since >= STRANGER_SECONDS
 
     async def _try(self) -> Connection | None:
-        attempt, one = await connect(self._there)
-        if one is None:
+        attempt, connected = await connect(self._there)
+        if connected is None:
             self._forget()
             await self._search.look_for_filter(self._there, attempt.met)
             self._search.note(self._there, attempt, self._stranger)
             return None
         self._held_since = self._held_since or time.monotonic()
-        reader, writer = await asyncio.open_connection(sock=one, limit=MAX_LINE_BYTES)
+        reader, writer = await asyncio.open_connection(sock=connected, limit=MAX_LINE_BYTES)
         kept = False
         try:
             own = str(writer.get_extra_info("sockname")[0])

@@ -1,4 +1,4 @@
-"""Who listens on a port that isn't ours: torch's store, or something that has nothing to do with the job.
+"""Identification of who listens on a port that isn't ours: torch's store, or something that has nothing to do with the job.
 
 Everything is asked on a connection of its own, one after the other, and each is closed before the next is opened: many
 small servers serve one at a time.
@@ -38,7 +38,7 @@ TLS_ALERT: Final = b"\x15\x03"
 
 
 async def identify(there: Destination) -> tuple[str, str]:
-    """What listens there, and the first line it said. NOBODY where it can't be reached any more."""
+    """Identify what listens there, and give the first line it said. NOBODY where it can't be reached any more."""
     nonce = secrets.token_bytes(4)
     magic = VALIDATION_MAGIC.to_bytes(4, "little")
     if await _ask(there, bytes([VALIDATE]) + magic + bytes([PING]) + nonce) == nonce:
@@ -54,7 +54,7 @@ async def identify(there: Destination) -> tuple[str, str]:
 
 
 def by_its_words(said: bytes) -> tuple[str, str]:
-    """What it is by the first bytes it said, and the first line of them."""
+    """Identify a server by the first bytes it said, and give the first line of them."""
     if said.startswith((TLS_HANDSHAKE, TLS_ALERT)):
         return TLS, ""
     if said.startswith(b"HTTP/"):
@@ -72,10 +72,10 @@ def _line(said: bytes, header: bytes = b"") -> str:
 
 async def _ask(there: Destination, question: bytes) -> bytes | None:
     """The first bytes of its answer, b"" where it says nothing, None where it can't be reached."""
-    _, one = await connect(there, PATIENCE)
-    if one is None:
+    _, connection = await connect(there, PATIENCE)
+    if connection is None:
         return None
-    reader, writer = await asyncio.open_connection(sock=one, limit=MOST)
+    reader, writer = await asyncio.open_connection(sock=connection, limit=MOST)
     try:
         writer.write(question)
         with suppress(TimeoutError):
@@ -88,7 +88,7 @@ async def _ask(there: Destination, question: bytes) -> bytes | None:
 
 
 async def _all_of(reader: asyncio.StreamReader) -> bytes:
-    """What comes first; of text, up to its headers' end, as far as that follows at once."""
+    """Read what comes first; of text, up to its headers' end, as far as that follows at once."""
     said = await reader.read(MOST)
     while said.startswith(b"HTTP/") and b"\r\n\r\n" not in said and len(said) < MOST:
         more = await reader.read(MOST)

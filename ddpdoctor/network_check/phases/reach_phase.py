@@ -11,21 +11,8 @@ import msgspec
 from ddpdoctor.base.text import listed
 from ddpdoctor.facts.fleet import Cell, Reach
 from ddpdoctor.network_check.analysis.fault_location import BLOCKED, COUNTED_DIALS
+from ddpdoctor.network_check.protocol import messages
 from ddpdoctor.network_check.protocol.hub import Hub
-from ddpdoctor.network_check.protocol.messages import (
-    MAX_PORTS,
-    Answer,
-    Count,
-    Counted,
-    Dial,
-    Dialled,
-    ListenAddress,
-    Open,
-    Opened,
-    Order,
-    OrderFailed,
-    Peer,
-)
 from ddpdoctor.network_check.protocol.order_limits import MAX_DIALLED_PORTS, MIN_PORTS_PER_PEER
 
 TRY_SECONDS = 2.5
@@ -40,7 +27,7 @@ DIAL_SECONDS = 20.0
 MAX_PARALLEL_DIALS = 64
 """Places that one node dials at a time."""
 
-Places = Mapping[int, Sequence[ListenAddress]]
+Places = Mapping[int, Sequence[messages.ListenAddress]]
 """Where nodes listen, by rank."""
 
 Cells = dict[tuple[int, int, str], str]
@@ -52,14 +39,14 @@ EXCUSED = str.maketrans(dict.fromkeys((Cell.SILENT.value, Cell.RESET.value), Cel
 
 
 class Packets(msgspec.Struct, frozen=True):
-    """How the kernel's counters of one node grew: while what had failed was dialled again, and in an idle time before."""
+    """Growth of the counters of one node's kernel: while what had failed was dialled again, and in an idle time before."""
 
-    dialling: Counted
-    idle: Counted
+    dialling: messages.Counted
+    idle: messages.Counted
 
 
 class ReachResult(msgspec.Struct, frozen=True):
-    """What the phase came to. By rank: `packets`, where something had failed, and `troubles`, a node's own. `untested`: who
+    """Outcome of the phase. By rank: `packets`, where something had failed, and `troubles`, a node's own. `untested`: who
     could not be tested and why, in words. `whole`: each node reaches each other one."""
 
     reach: tuple[Reach, ...] = ()
@@ -78,7 +65,7 @@ class _Phase:
     def __init__(self, hub: Hub, members: Sequence[int]) -> None:
         self._hub = hub
         self._members = members
-        self._places: dict[int, Sequence[ListenAddress]] = {}
+        self._places: dict[int, Sequence[messages.ListenAddress]] = {}
         self._troubles: dict[int, dict[str, None]] = {}
         self._full: set[int] = set()
         """Nodes that had visitors whom they could not let in."""
@@ -88,9 +75,9 @@ class _Phase:
         return [rank for rank in self._members if not self._hub.peers[rank].lost]
 
     async def run(self) -> ReachResult:
-        ports = max(MIN_PORTS_PER_PEER, min(MAX_PORTS, MAX_DIALLED_PORTS // len(self._there)))
-        opened = await self._ask(dict.fromkeys(self._there, Open(ports=ports)), DIAL_SECONDS)
-        self._places = {rank: answer.places for rank, answer in opened.items() if isinstance(answer, Opened)}
+        ports = max(MIN_PORTS_PER_PEER, min(messages.MAX_PORTS, MAX_DIALLED_PORTS // len(self._there)))
+        opened = await self._ask(dict.fromkeys(self._there, messages.Open(ports=ports)), DIAL_SECONDS)
+        self._places = {rank: answer.places for rank, answer in opened.items() if isinstance(answer, messages.Opened)}
         cells = await self._dial(dict.fromkeys(self._there, self._places), TRY_SECONDS)
         failed = self._failed_routes(cells)
         packets = await self._dial_counted(failed, cells) if failed else {}
@@ -106,11 +93,11 @@ class _Phase:
             whole=not untested and len(self._there) == len(self._members) and not count_failures(routes),
         )
 
-    async def _ask(self, orders: Mapping[int, Order], seconds: float) -> dict[int, Answer]:
+    async def _ask(self, orders: Mapping[int, messages.Order], seconds: float) -> dict[int, messages.Answer]:
         """Give the answers, and note what the nodes had trouble with."""
         answers = await self._hub.ask(orders, seconds)
         for rank, answer in answers.items():
-            errors = (answer.why,) if isinstance(answer, OrderFailed) else getattr(answer, "errors", ())
+            errors = (answer.why,) if isinstance(answer, messages.OrderFailed) else getattr(answer, "errors", ())
             if errors:
                 self._troubles.setdefault(rank, {}).update(dict.fromkeys(errors))
         return answers
@@ -118,9 +105,9 @@ class _Phase:
     async def _dial(self, whom: Mapping[int, Places], seconds: float, *, again: bool = True) -> Cells:
         """Have each node dial those places, and give what it met there. A node may say what it likes."""
         orders = {
-            rank: Dial(
+            rank: messages.Dial(
                 peers=tuple(
-                    Peer(node=node, host=self._hub.peers[node].host, places=tuple(there))
+                    messages.Peer(node=node, host=self._hub.peers[node].host, places=tuple(there))
                     for node, there in places.items()
                     if node != rank
                 ),
@@ -135,16 +122,16 @@ class _Phase:
         return {
             (rank, met.node, met.kind): met.cells
             for rank, answer in answers.items()
-            if isinstance(answer, Dialled)
+            if isinstance(answer, messages.Dialled)
             for met in answer.met
             if met.node != rank and _of_kind(met.kind, whom[rank].get(met.node, ()))
         }
 
     # --- what has failed --------------------------------------------------------------------------------------------------
 
-    def _failed_routes(self, cells: Cells) -> dict[int, dict[int, tuple[ListenAddress]]]:
+    def _failed_routes(self, cells: Cells) -> dict[int, dict[int, tuple[messages.ListenAddress]]]:
         """Each node with the ports on the way to the master that it dialled in vain."""
-        failed: dict[int, dict[int, tuple[ListenAddress]]] = {}
+        failed: dict[int, dict[int, tuple[messages.ListenAddress]]] = {}
         for (rank, node, kind), met in cells.items():
             place = _of_kind(kind, self._places[node]) if kind == "route" else None
             ports = [port for port, cell in zip(place.ports, met, strict=False) if cell in BLOCKED] if place else []
@@ -153,7 +140,7 @@ class _Phase:
         return failed
 
     async def _dial_counted(
-        self, failed: Mapping[int, Mapping[int, tuple[ListenAddress]]], cells: Cells
+        self, failed: Mapping[int, Mapping[int, tuple[messages.ListenAddress]]], cells: Cells
     ) -> dict[int, Packets]:
         """Have what failed dialled again, so briefly that the number of packets is known, after an idle time as long.
 
@@ -182,9 +169,9 @@ class _Phase:
             if rank in before and rank in between
         }
 
-    async def _count(self) -> dict[int, Counted]:
-        answers = await self._ask(dict.fromkeys(self._there, Count()), DIAL_SECONDS)
-        counted = {rank: answer for rank, answer in answers.items() if isinstance(answer, Counted)}
+    async def _count(self) -> dict[int, messages.Counted]:
+        answers = await self._ask(dict.fromkeys(self._there, messages.Count()), DIAL_SECONDS)
+        counted = {rank: answer for rank, answer in answers.items() if isinstance(answer, messages.Counted)}
         self._full.update(rank for rank, answer in counted.items() if answer.errors)
         return counted
 
@@ -232,11 +219,11 @@ class _Phase:
 
 
 def count_failures(reach: Iterable[Reach]) -> int:
-    """How many connections failed."""
+    """Count the connections that failed."""
     return sum(cell not in GOOD for matrix in reach for row in matrix.rows for cell in row)
 
 
-def _of_kind(kind: str, places: Iterable[ListenAddress]) -> ListenAddress | None:
+def _of_kind(kind: str, places: Iterable[messages.ListenAddress]) -> messages.ListenAddress | None:
     return next((place for place in places if place.kind == kind), None)
 
 
@@ -245,11 +232,11 @@ def _rounds(whom: Mapping[int, Places]) -> float:
     return max((sum(map(len, places.values())) for places in whom.values()), default=0) / MAX_PARALLEL_DIALS
 
 
-def _grown(before: Counted, after: Counted) -> Counted:
+def _grown(before: messages.Counted, after: messages.Counted) -> messages.Counted:
     def difference(earlier: int | None, later: int | None) -> int | None:
         return None if earlier is None or later is None else later - earlier
 
-    return Counted(
+    return messages.Counted(
         undelivered=difference(before.undelivered, after.undelivered),
         untransmitted=difference(before.untransmitted, after.untransmitted),
     )

@@ -83,7 +83,7 @@ async def collect(order: Collect, *, python: str, environ: Mapping[str, str]) ->
 
 @contextmanager
 def _log_of_nccl(backend: str, environ: Mapping[str, str]) -> Iterator[Path | None]:
-    """Where it goes for the time of the run; None with gloo, and where there is no place: then NCCL prints it."""
+    """The file that it goes to for the time of the run; None with gloo, and where there is no place: then NCCL prints it."""
     if backend != "nccl":
         yield None
         return
@@ -99,7 +99,7 @@ def _log_of_nccl(backend: str, environ: Mapping[str, str]) -> Iterator[Path | No
 
 
 def _settings(backend: str, log: Path | None) -> dict[str, str]:
-    """What is set for this run alone."""
+    """Settings for this run alone."""
     # One thread is enough; resolving C++ addresses for a message may take torch minutes.
     settings = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_ADDR2LINE": "1"}
     if backend == "nccl":

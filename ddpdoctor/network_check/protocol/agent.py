@@ -16,31 +16,9 @@ import msgspec
 from ddpdoctor.base.async_work import within
 from ddpdoctor.base.version import __version__
 from ddpdoctor.engine.sanitize_facts import is_version
+from ddpdoctor.network_check.protocol import messages
 from ddpdoctor.network_check.protocol.bounded_lines import LineError, LineReader, plain
 from ddpdoctor.network_check.protocol.handshake_server import ConnectionLimits
-from ddpdoctor.network_check.protocol.messages import (
-    ABORTED,
-    MAX_LINE_BYTES,
-    PROTOCOL,
-    UNDECODABLE,
-    Abort,
-    Answer,
-    Goodbye,
-    Greeting,
-    Hello,
-    HostFacts,
-    Message,
-    NodeVerdict,
-    NoVerdict,
-    Order,
-    OrderFailed,
-    Ping,
-    Pong,
-    Rejected,
-    Waiting,
-    Welcome,
-    encode,
-)
 from ddpdoctor.network_check.protocol.rejected_connections import describe_first_bytes
 from ddpdoctor.network_check.protocol.tokens import matches, proof
 
@@ -53,17 +31,21 @@ T = TypeVar("T")
 MAX_SHOWN_LENGTH: Final = 300
 """Characters of what node 0 says."""
 
-MAX_UNREAD_BYTES: Final = 2 * MAX_LINE_BYTES
+MAX_UNREAD_BYTES: Final = 2 * messages.MAX_LINE_BYTES
 """Bytes that wait until node 0 reads them: an answer and some signs of life."""
 
 MAX_QUEUED_ORDERS: Final = 8
 """That wait while one is carried out."""
 
-_BEFORE_ADMISSION: Final[msgspec.json.Decoder[Welcome | Rejected | NoVerdict]] = msgspec.json.Decoder(
-    Welcome | Rejected | NoVerdict
+_BEFORE_ADMISSION: Final[msgspec.json.Decoder[messages.Welcome | messages.Rejected | messages.NoVerdict]] = (
+    msgspec.json.Decoder(messages.Welcome | messages.Rejected | messages.NoVerdict)
 )
-_AFTER_ADMISSION: Final[msgspec.json.Decoder[Ping | Waiting | NoVerdict | NodeVerdict | Order | Abort]] = (
-    msgspec.json.Decoder(Ping | Waiting | NoVerdict | NodeVerdict | Order | Abort)
+_AFTER_ADMISSION: Final[
+    msgspec.json.Decoder[
+        messages.Ping | messages.Waiting | messages.NoVerdict | messages.NodeVerdict | messages.Order | messages.Abort
+    ]
+] = msgspec.json.Decoder(
+    messages.Ping | messages.Waiting | messages.NoVerdict | messages.NodeVerdict | messages.Order | messages.Abort
 )
 
 
@@ -97,13 +79,13 @@ async def take_part(
     connection: Connection,
     job: NetcheckJob,
     token: str,
-    facts: Callable[[Welcome], Awaitable[bytes]],
-    carry_out: Callable[[Order], Awaitable[Answer]],
-    on_waiting: Callable[[Waiting], None],
+    facts: Callable[[messages.Welcome], Awaitable[bytes]],
+    carry_out: Callable[[messages.Order], Awaitable[messages.Answer]],
+    on_waiting: Callable[[messages.Waiting], None],
     own: str = "",
     limits: ConnectionLimits | None = None,
     command: str = "netcheck",
-) -> NodeVerdict:
+) -> messages.NodeVerdict:
     """Go through the whole test on a connection that the hub has greeted us on, and close it in the end.
 
     When it is cancelled, the hub is told; the cancellation's message, "its user: Ctrl-C" where it has none, says by whom or
@@ -154,27 +136,27 @@ class _Agent:
         self,
         connection: Connection,
         token: str,
-        carry_out: Callable[[Order], Awaitable[Answer]],
-        on_waiting: Callable[[Waiting], None],
+        carry_out: Callable[[messages.Order], Awaitable[messages.Answer]],
+        on_waiting: Callable[[messages.Waiting], None],
         limits: ConnectionLimits,
         command: str,
     ) -> None:
         self._command = command
-        self._greeting: Greeting = connection.greeting
+        self._greeting: messages.Greeting = connection.greeting
         self._writer = connection.writer
         self._lines = LineReader(connection.reader)
         self._token = token
         self._carry_out = carry_out
         self._on_waiting = on_waiting
         self._limits = limits
-        self._orders: asyncio.Queue[Order] = asyncio.Queue(MAX_QUEUED_ORDERS)
-        self._carrying: asyncio.Task[Answer] | None = None
+        self._orders: asyncio.Queue[messages.Order] = asyncio.Queue(MAX_QUEUED_ORDERS)
+        self._carrying: asyncio.Task[messages.Answer] | None = None
 
-    async def enter(self, job: NetcheckJob, nonce: str) -> Welcome:
+    async def enter(self, job: NetcheckJob, nonce: str) -> messages.Welcome:
         greeting = self._greeting
-        hello = Hello(
+        hello = messages.Hello(
             ddpdoctor=__version__,
-            protocol=PROTOCOL,
+            protocol=messages.PROTOCOL,
             nonce=nonce,
             proof=proof(self._token, "agent", nonce, greeting.nonce),
             host=socket.gethostname(),
@@ -185,13 +167,13 @@ class _Agent:
         self._say(hello)
         if not is_version(greeting.ddpdoctor):
             raise HubGoneError(f"what listens on the master's port calls itself ddpdoctor {greeting.ddpdoctor[:20]!a}")
-        if greeting.protocol != PROTOCOL:
+        if greeting.protocol != messages.PROTOCOL:
             # The hub has our Hello, and can tell its user, too.
             raise RejectedError("version", _describe_other_protocol(greeting))
         answer = _decoded(_BEFORE_ADMISSION, await self._line())
-        if isinstance(answer, Rejected):
+        if isinstance(answer, messages.Rejected):
             raise RejectedError(plain(answer.code, 20), plain(answer.text, MAX_SHOWN_LENGTH), by_node_0=True)
-        if isinstance(answer, NoVerdict):
+        if isinstance(answer, messages.NoVerdict):
             raise _end_by_hub(answer)
         if not matches(answer.proof, proof(self._token, "hub", greeting.nonce, nonce)):
             raise RejectedError(
@@ -199,7 +181,7 @@ class _Agent:
             )
         return answer
 
-    async def serve(self, facts: Awaitable[bytes], wait: float) -> NodeVerdict:
+    async def serve(self, facts: Awaitable[bytes], wait: float) -> messages.NodeVerdict:
         """Send the facts, carry out orders, and give the verdict. wait: seconds for which node 0 waits for the others.
 
         Raises:
@@ -231,52 +213,56 @@ class _Agent:
 
     async def farewell(self, why: str) -> None:
         with contextlib.suppress(OSError):
-            self._say(Goodbye(why=why))
+            self._say(messages.Goodbye(why=why))
             await within(1.0, self._writer.drain())
 
-    def _say(self, message: Message) -> None:
+    def _say(self, message: messages.Message) -> None:
         if not self._writer.is_closing():
-            self._writer.write(encode(message))
+            self._writer.write(messages.encode(message))
 
     async def _work(self, facts: Awaitable[bytes]) -> None:
-        self._say(HostFacts(snapshot=await facts))
+        self._say(messages.HostFacts(snapshot=await facts))
         await self._writer.drain()
         while True:
             self._carrying = asyncio.create_task(self._answer(await self._orders.get()))
-            line = encode(await self._carrying)
-            if len(line) > MAX_LINE_BYTES:
-                line = encode(OrderFailed(why=f"the answer has {len(line)} bytes, and {MAX_LINE_BYTES} are allowed"))
+            line = messages.encode(await self._carrying)
+            if len(line) > messages.MAX_LINE_BYTES:
+                line = messages.encode(
+                    messages.OrderFailed(
+                        why=f"the answer has {len(line)} bytes, and {messages.MAX_LINE_BYTES} are allowed"
+                    )
+                )
             self._writer.write(line)
             await self._writer.drain()
 
-    async def _answer(self, order: Order) -> Answer:
+    async def _answer(self, order: messages.Order) -> messages.Answer:
         try:
             return await self._carry_out(order)
         except asyncio.CancelledError as error:
-            if error.args != (ABORTED,):
+            if error.args != (messages.ABORTED,):
                 raise
-            return OrderFailed(why="it was ended, since it had failed on another node")
+            return messages.OrderFailed(why="it was ended, since it had failed on another node")
         except Exception as error:
-            return OrderFailed(why=plain(f"{type(error).__name__}: {error}", 400))
+            return messages.OrderFailed(why=plain(f"{type(error).__name__}: {error}", 400))
 
-    async def _read(self) -> NodeVerdict:
+    async def _read(self) -> messages.NodeVerdict:
         while True:
             line = await self._line()
             came = time.time()
             message = _decoded(_AFTER_ADMISSION, line)
-            if isinstance(message, Ping):
-                self._say(Pong(number=message.number, came=came, went=time.time()))
+            if isinstance(message, messages.Ping):
+                self._say(messages.Pong(number=message.number, came=came, went=time.time()))
                 if self._writer.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
                     raise HubGoneError("node 0 asks and doesn't read the answers")
-            elif isinstance(message, Waiting):
+            elif isinstance(message, messages.Waiting):
                 self._on_waiting(message)
-            elif isinstance(message, NoVerdict):
+            elif isinstance(message, messages.NoVerdict):
                 raise _end_by_hub(message)
-            elif isinstance(message, NodeVerdict):
+            elif isinstance(message, messages.NodeVerdict):
                 return message
-            elif isinstance(message, Abort):
+            elif isinstance(message, messages.Abort):
                 if self._carrying is not None:
-                    self._carrying.cancel(ABORTED)
+                    self._carrying.cancel(messages.ABORTED)
             elif self._orders.full():
                 raise HubGoneError("node 0 sent order after order without waiting for the answers")
             else:
@@ -291,7 +277,7 @@ class _Agent:
         """
         loop = asyncio.get_running_loop()
         limits, lines = self._limits, self._lines
-        reading = asyncio.ensure_future(lines.read_line(MAX_LINE_BYTES))
+        reading = asyncio.ensure_future(lines.read_line(messages.MAX_LINE_BYTES))
         try:
             while True:
                 began = loop.time()
@@ -313,7 +299,7 @@ class _Agent:
             reading.cancel()
 
 
-def check_assigned_rank(welcome: Welcome, job: NetcheckJob, *, own_hub: bool) -> None:
+def check_assigned_rank(welcome: messages.Welcome, job: NetcheckJob, *, own_hub: bool) -> None:
     """Check the rank that the hub gives this node.
 
     Args:
@@ -335,11 +321,11 @@ def check_assigned_rank(welcome: Welcome, job: NetcheckJob, *, own_hub: bool) ->
 def _decoded(decoder: msgspec.json.Decoder[T], line: bytes) -> T:
     try:
         return decoder.decode(line)
-    except UNDECODABLE as error:
+    except messages.UNDECODABLE as error:
         raise HubGoneError(f"what listens on the master's port sent {describe_first_bytes(line)}") from error
 
 
-def _end_by_hub(message: NoVerdict) -> AgentError:
+def _end_by_hub(message: messages.NoVerdict) -> AgentError:
     return (LeftBehindError if message.exit_code == 1 else HubStoppedError)(_quote_node_0(message.why))
 
 
@@ -348,9 +334,9 @@ def _quote_node_0(text: str) -> str:
     return f"node 0 says: {plain(text, MAX_SHOWN_LENGTH)}"
 
 
-def _describe_other_protocol(greeting: Greeting) -> str:
+def _describe_other_protocol(greeting: messages.Greeting) -> str:
     theirs = plain(greeting.ddpdoctor, 20)
-    said = f"ddpdoctor {__version__} here speaks protocol {PROTOCOL}, ddpdoctor {theirs} on node 0 speaks {greeting.protocol}"
-    if greeting.protocol > PROTOCOL:
+    said = f"ddpdoctor {__version__} here speaks protocol {messages.PROTOCOL}, ddpdoctor {theirs} on node 0 speaks {greeting.protocol}"
+    if greeting.protocol > messages.PROTOCOL:
         return f"{said}: {sys.executable} -m pip install 'ddpdoctor=={theirs}'"
     return f"{said}: on node 0, pip install 'ddpdoctor=={__version__}'"

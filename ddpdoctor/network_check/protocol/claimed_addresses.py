@@ -1,4 +1,4 @@
-"""Where a node may say that it listens. Pure.
+"""Addresses where a node may say that it listens. Pure.
 
 All others dial there several times over, so a node that was broken into must not send them to a victim: what it says of its own
 interfaces proves nothing, and the end of its connection to the hub does.
@@ -47,7 +47,7 @@ CLOUD_SERVICES: Final = frozenset(
 
 
 def plain_address(text: str) -> str:
-    """Without a zone and a prefix's length; of an IPv4 address in IPv6's clothes ("::ffff:10.0.0.1") the IPv4 one."""
+    """The address without a zone and a prefix's length; of an IPv4 address in IPv6's clothes ("::ffff:10.0.0.1") the IPv4 one."""
     address = as_address(text)
     return str(getattr(address, "ipv4_mapped", None) or address)
 
@@ -76,37 +76,37 @@ def near_network(address: str) -> IpNetwork:
     return ipaddress.ip_network(f"{plain}/{NEAR_PREFIX_LENGTHS[as_address(plain).version]}", strict=False)
 
 
-def why_no_listen_address(one: ListenAddress) -> str:
+def why_no_listen_address(place: ListenAddress) -> str:
     """Why no node listens there, whichever it is; "" where one may."""
-    if not is_address(one.address) or "/" in one.address:
-        return f"it listens at {one.address[:40]!a}, which is no address"
-    address = plain_address(one.address)
+    if not is_address(place.address) or "/" in place.address:
+        return f"it listens at {place.address[:40]!a}, which is no address"
+    address = plain_address(place.address)
     number = as_address(address)
     odd = number.is_multicast or number.is_unspecified or address in CLOUD_SERVICES
     if odd or (number.version == 4 and number.is_reserved) or address.startswith("0."):
-        return f"it says that it listens at {one.address}, which is no host's address"
-    if low := [port for port in one.ports if port < LOWEST_PORT]:
-        return f"it says that it listens at {one.address} on port {low[0]}, which is no port for that"
+        return f"it says that it listens at {place.address}, which is no host's address"
+    if low := [port for port in place.ports if port < LOWEST_PORT]:
+        return f"it says that it listens at {place.address} on port {low[0]}, which is no port for that"
     return ""
 
 
 def why_not_its_address(
-    one: ListenAddress, seen: str, claimed: Collection[str], others: Collection[str], networks: Iterable[IpNetwork]
+    place: ListenAddress, seen: str, claimed: Collection[str], others: Collection[str], networks: Iterable[IpNetwork]
 ) -> str:
     """Why a node may not listen there; "" where it may.
 
     seen: its end of the connection to the hub. claimed: the addresses that it says it has. others: the ends of the other
     nodes' connections. networks: those that node 0 itself is in.
     """
-    if why := why_no_listen_address(one):
+    if why := why_no_listen_address(place):
         return why
-    address = plain_address(one.address)
+    address = plain_address(place.address)
     if address == seen:
         return ""
-    where = f"it says that it listens at {one.address}"
+    where = f"it says that it listens at {place.address}"
     if as_address(address).is_loopback:
         # A hostname that resolves to 127.0.1.1 is an illness to name, and it is of gloo; lo takes all of 127.0.0.0/8.
-        needed = one.kind != "route" or as_address(seen).is_loopback
+        needed = place.kind != "route" or as_address(seen).is_loopback
         return "" if needed else f"{where}, which is every node's own"
     if address not in claimed:
         return f"{where}, which isn't an address of its own"

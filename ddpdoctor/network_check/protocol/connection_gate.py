@@ -1,4 +1,4 @@
-"""Accepts the connections of a listening socket, and bounds those that haven't shown yet that they belong here."""
+"""A gate that accepts the connections of listening sockets, and bounds those that haven't shown yet that they belong here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POLL_SECONDS: Final = 0.05
 
 
 class GateLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How many connections may be pending, and how many strangers of one address are listened to."""
+    """Limits of pending connections, and of the strangers of one address that are listened to."""
 
     pending: int
     """At a time; the others wait in the kernel's queue."""
@@ -39,7 +39,7 @@ class _Pending(NamedTuple):
 
 
 class StrangerAllowance:
-    """Counts the strangers of each address against the limits."""
+    """The strangers of each address, counted against the limits."""
 
     def __init__(self, limits: GateLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits
@@ -63,7 +63,7 @@ class StrangerAllowance:
 
 
 class ConnectionGate:
-    """Keeps the connections of one or several listening sockets, each in a task of its own, until they end.
+    """The connections of one or several listening sockets, each in a task of its own, until they end.
 
     Args:
         limits: of number and time.

@@ -1,4 +1,4 @@
-"""Listens on the master's port, and checks each connection until it has shown that it belongs to this job."""
+"""The server on the master's port, which checks each connection until it has shown that it belongs to this job."""
 
 from __future__ import annotations
 
@@ -15,17 +15,9 @@ from ddpdoctor.base.version import __version__
 from ddpdoctor.engine.sanitize_facts import is_host, is_version
 from ddpdoctor.facts.fleet import RejectedNode
 from ddpdoctor.network_check.analysis.admission_errors import wrong_token
+from ddpdoctor.network_check.protocol import messages
 from ddpdoctor.network_check.protocol.bounded_lines import READ_BYTES, LineError, LineReader, plain
 from ddpdoctor.network_check.protocol.connection_gate import ConnectionGate, GateLimits
-from ddpdoctor.network_check.protocol.messages import (
-    MAX_BYTES_BEFORE_WELCOME,
-    PROTOCOL,
-    UNDECODABLE,
-    Greeting,
-    Hello,
-    Rejected,
-    encode,
-)
 from ddpdoctor.network_check.protocol.rejected_connections import RejectedConnections, describe_first_bytes
 from ddpdoctor.network_check.protocol.tcp_connections import numeric_name, send_again_soon, unacknowledged_bytes
 from ddpdoctor.network_check.protocol.tokens import matches, proof
@@ -40,7 +32,7 @@ STRANGERS_PER_SECOND: Final = 5.0
 
 
 class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How long, in seconds, and how many."""
+    """Limits of time, in seconds, and of number."""
 
     hello: float = 5.0
     """For saying who one is."""
@@ -68,7 +60,7 @@ class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
 class AuthenticatedPeer(msgspec.Struct, frozen=True):
     """A connection whose other end speaks our protocol and knows the token."""
 
-    hello: Hello
+    hello: messages.Hello
     address: str
     lines: LineReader
     writer: asyncio.StreamWriter
@@ -100,7 +92,7 @@ class _AnyHello(msgspec.Struct, frozen=True):
 
 
 class HandshakeServer:
-    """Listens at the master's addresses, and hands over whoever has proved that it belongs here.
+    """The listener at the master's addresses, which hands over whoever has proved that it belongs here.
 
     Args:
         addresses: all numeric.
@@ -214,7 +206,7 @@ class HandshakeServer:
         except _RejectedError as error:
             if error.node.proved:
                 self._gate.admit()
-            writer.write(encode(Rejected(code=error.node.code, text=error.node.text)))
+            writer.write(messages.encode(messages.Rejected(code=error.node.code, text=error.node.text)))
             self._note_rejected(error.node)
             self._changed()
         finally:
@@ -227,7 +219,7 @@ class HandshakeServer:
 
     async def _authenticate(self, address: str, lines: LineReader, writer: asyncio.StreamWriter) -> AuthenticatedPeer:
         nonce = secrets.token_hex(16)
-        writer.write(encode(Greeting(ddpdoctor=__version__, protocol=PROTOCOL, nonce=nonce)))
+        writer.write(messages.encode(messages.Greeting(ddpdoctor=__version__, protocol=messages.PROTOCOL, nonce=nonce)))
         hello = self._hello(await self._first_line(lines), address, nonce)
         if not matches(hello.proof, proof(self._token, "agent", hello.nonce, nonce)):
             without = matches(hello.proof, proof("", "agent", hello.nonce, nonce))
@@ -239,14 +231,14 @@ class HandshakeServer:
 
     async def _first_line(self, lines: LineReader) -> bytes:
         try:
-            return await within(self._limits.hello, lines.read_line(MAX_BYTES_BEFORE_WELCOME))
+            return await within(self._limits.hello, lines.read_line(messages.MAX_BYTES_BEFORE_WELCOME))
         except TimeoutError as error:
             said = describe_first_bytes(lines.partial_line) if lines.partial_line else "said nothing"
             raise _ForeignError(f"{said}, and no end of it within {self._limits.hello:g} s") from error
         except LineError as error:
             raise _ForeignError(describe_first_bytes(error.partial)) from error
 
-    def _hello(self, line: bytes, address: str, nonce: str) -> Hello:
+    def _hello(self, line: bytes, address: str, nonce: str) -> messages.Hello:
         """Decode the Hello of one of ours, with a host's name that is fit for a report. nonce: what it was greeted with.
 
         Raises:
@@ -259,21 +251,21 @@ class HandshakeServer:
             if not is_version(hello.ddpdoctor):
                 # It would stand in a command.
                 raise _ForeignError(describe_first_bytes(line))
-            if hello.type == "hello" and hello.protocol != PROTOCOL:
+            if hello.type == "hello" and hello.protocol != messages.PROTOCOL:
                 # Whoever proves that he knows the token as we do is one of ours, whatever else his protocol has.
                 proved = matches(hello.proof, proof(self._token, "agent", hello.nonce, nonce))
                 if not proved:
                     self.rejected.note(address, f"{host}, which speaks protocol {hello.protocol} and showed no proof")
                 raise _RejectedError(host, address, "version", _other(hello), proved=proved)
-            return msgspec.structs.replace(msgspec.json.decode(line, type=Hello), host=host)
-        except UNDECODABLE as error:
+            return msgspec.structs.replace(msgspec.json.decode(line, type=messages.Hello), host=host)
+        except messages.UNDECODABLE as error:
             raise _ForeignError(describe_first_bytes(line)) from error
 
 
 def _other(hello: _AnyHello) -> str:
     theirs, ours = plain(hello.ddpdoctor, 20), __version__
-    newer = theirs if hello.protocol > PROTOCOL else ours
+    newer = theirs if hello.protocol > messages.PROTOCOL else ours
     return (
-        f"ddpdoctor {theirs} here speaks protocol {hello.protocol}, ddpdoctor {ours} on node 0 speaks {PROTOCOL}: "
+        f"ddpdoctor {theirs} here speaks protocol {hello.protocol}, ddpdoctor {ours} on node 0 speaks {messages.PROTOCOL}: "
         f"pip install 'ddpdoctor=={newer}' on both"
     )

@@ -15,19 +15,9 @@ from typing import Final, Literal
 from ddpdoctor.base.async_work import within
 from ddpdoctor.facts.fleet import MissingNode, RejectedNode
 from ddpdoctor.knowledge.node_words import names_by_rank
+from ddpdoctor.network_check.protocol import messages
 from ddpdoctor.network_check.protocol.bounded_lines import LineError
 from ddpdoctor.network_check.protocol.handshake_server import AuthenticatedPeer, ConnectionLimits, HandshakeServer
-from ddpdoctor.network_check.protocol.messages import (
-    Abort,
-    Answer,
-    NodeVerdict,
-    NoVerdict,
-    Order,
-    Rejected,
-    Waiting,
-    Welcome,
-    encode,
-)
 from ddpdoctor.network_check.protocol.peer_connection import PeerConnection, PeerError, SnapshotBudget
 from ddpdoctor.network_check.protocol.tcp_connections import allow_files
 
@@ -116,12 +106,12 @@ class Hub:
 
     @property
     def names(self) -> dict[int, str]:
-        """What to call each node."""
+        """Each node's name, by rank."""
         return names_by_rank({rank: peer.host for rank, peer in self.peers.items()}, self.seat)
 
     @property
     def strangers(self) -> tuple[str, ...]:
-        """Who was rejected and is none of the job, a sentence each."""
+        """Strangers that were rejected, a sentence each."""
         refused = {double.address for double in self.doubles if double.proved}
         return self._server.rejected.listed(refused | {peer.address for peer in self.peers.values()})
 
@@ -189,17 +179,20 @@ class Hub:
     def announce(self, phase: str, waited_for: tuple[str, ...] = ()) -> None:
         """Tell all nodes where the test is. The phase's name is part of the words about a node that is lost in it."""
         self._phase, self._waited_for = phase, waited_for
-        line = encode(self._waiting(waited_for))
+        line = messages.encode(self._waiting(waited_for))
         for peer in self._present():
             peer.send(line)
 
-    def _waiting(self, waited_for: tuple[str, ...]) -> Waiting:
+    def _waiting(self, waited_for: tuple[str, ...]) -> messages.Waiting:
         absent = self.absent() if waited_for else ()
-        return Waiting(phase=self._phase, waited_for=waited_for, first=absent[0].rank if absent else None)
+        return messages.Waiting(phase=self._phase, waited_for=waited_for, first=absent[0].rank if absent else None)
 
     async def ask(
-        self, orders: Mapping[int, Order], seconds: float, failed: Callable[[Answer], bool] | None = None
-    ) -> dict[int, Answer]:
+        self,
+        orders: Mapping[int, messages.Order],
+        seconds: float,
+        failed: Callable[[messages.Answer], bool] | None = None,
+    ) -> dict[int, messages.Answer]:
         """Hand each node its order, and give their answers, by rank.
 
         Args:
@@ -209,7 +202,7 @@ class Hub:
                 or after the loss of a node, the rest are told to end what they do.
         """
         # Many get the same order; it is written out once.
-        lines = {id(order): encode(order) for order in {id(order): order for order in orders.values()}.values()}
+        lines = {key: messages.encode(order) for key, order in {id(order): order for order in orders.values()}.items()}
         present = {rank: self.peers[rank] for rank in orders if rank in self.peers and not self.peers[rank].lost}
         waiting = {rank: peer.order(orders[rank], lines[id(orders[rank])]) for rank, peer in present.items()}
         if waiting:
@@ -224,15 +217,15 @@ class Hub:
 
     async def _answers(
         self,
-        waiting: Mapping[int, asyncio.Future[Answer | None]],
+        waiting: Mapping[int, asyncio.Future[messages.Answer | None]],
         seconds: float,
-        failed: Callable[[Answer], bool] | None,
+        failed: Callable[[messages.Answer], bool] | None,
     ) -> None:
-        """Waits until all have answered or are lost, or the time is up."""
+        """Wait until all have answered or are lost, or the time is up."""
         everything = asyncio.gather(*waiting.values())
         vain = asyncio.get_running_loop().create_future()
 
-        def settled(future: asyncio.Future[Answer | None]) -> None:
+        def settled(future: asyncio.Future[messages.Answer | None]) -> None:
             if failed is None or vain.done() or future.cancelled():
                 return
             if (answer := future.result()) is None or failed(answer):
@@ -246,12 +239,12 @@ class Hub:
         await asyncio.wait({everything}, timeout=self._limits.second_thoughts)
         for rank, future in waiting.items():
             if not future.done():
-                self.peers[rank].send(encode(Abort()))
+                self.peers[rank].send(messages.encode(messages.Abort()))
         await asyncio.wait({everything}, timeout=self._limits.hello)
 
-    async def dismiss(self, parts: Mapping[int, NodeVerdict]) -> None:
+    async def dismiss(self, parts: Mapping[int, messages.NodeVerdict]) -> None:
         """Hand each node its part of the verdict and ends. A node without a part didn't send its facts in time."""
-        late = NoVerdict(why="node 0 went on without this node: its facts didn't come in time", exit_code=1)
+        late = messages.NoVerdict(why="node 0 went on without this node: its facts didn't come in time", exit_code=1)
         for peer in self._present():
             peer.send_last(parts.get(peer.rank) or late)
         await self._end(FAREWELL_SECONDS, MAX_FAREWELL_SECONDS)
@@ -259,7 +252,7 @@ class Hub:
     async def stop(self, why: str, exit_code: Literal[1, 2] = 2) -> None:
         """Tell all nodes that there will be no verdict, and why, and ends. exit_code: as in `NoVerdict`."""
         for peer in self._present():
-            peer.send_last(NoVerdict(why=why, exit_code=exit_code))
+            peer.send_last(messages.NoVerdict(why=why, exit_code=exit_code))
         await self._end(1.0, FAREWELL_SECONDS)
 
     async def _end(self, seconds: float, longest: float) -> None:
@@ -304,16 +297,20 @@ class Hub:
         """Give whoever knows the token its rank, and listen to it until it goes; or say why not."""
         rank = self._rank_for(candidate)
         if isinstance(rank, RejectedNode):
-            candidate.writer.write(encode(Rejected(code=rank.code, text=rank.text)))
+            candidate.writer.write(messages.encode(messages.Rejected(code=rank.code, text=rank.text)))
             self._keep_rejected(rank)
             self._notify()
             return
         peer = PeerConnection(rank, candidate, self.nnodes, self._budget, self.peers)
         self.peers[rank] = peer
         wait = max(0.0, self._waits_until - asyncio.get_running_loop().time())
-        peer.send(encode(Welcome(node_rank=rank, nnodes=self.nnodes, run=self.run, proof=candidate.proof, wait=wait)))
+        peer.send(
+            messages.encode(
+                messages.Welcome(node_rank=rank, nnodes=self.nnodes, run=self.run, proof=candidate.proof, wait=wait)
+            )
+        )
         # What the others were told last may name this very node.
-        peer.send(encode(self._waiting(self._absent() if self._gathering else self._waited_for)))
+        peer.send(messages.encode(self._waiting(self._absent() if self._gathering else self._waited_for)))
         peer.ping()
         self._notify()
         await self._listen_to(peer)

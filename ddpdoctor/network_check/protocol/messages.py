@@ -1,4 +1,4 @@
-"""What the hub on node 0 and the agents on all nodes say to each other: one JSON object a line, of bounded length.
+"""Messages between the hub on node 0 and the agents on all nodes: one JSON object a line, of bounded length.
 
 A line is data and nothing else: it is decoded into one of these types, or its sender is turned away.
 """
@@ -178,7 +178,7 @@ class HostFacts(Message, frozen=True):
 
 
 class ListenAddress(msgspec.Struct, frozen=True):
-    """Where one node listens for its peers: an address of kind "route", "nccl" or "gloo", and its ports."""
+    """One place where a node listens for its peers: an address of kind "route", "nccl" or "gloo", and its ports."""
 
     kind: Kind
     address: Annotated[str, Meta(max_length=64)]
@@ -216,7 +216,7 @@ class Dial(Message, frozen=True):
 
 
 class DialOutcome(msgspec.Struct, frozen=True):
-    """What one place of one peer came to: a `facts.fleet.Cell` value for each of its ports, in their order."""
+    """Outcome of one place of one peer: a `facts.fleet.Cell` value for each of its ports, in their order."""
 
     node: Rank
     kind: Kind

@@ -13,6 +13,7 @@ import msgspec
 
 from ddpdoctor.engine.snapshots import SnapshotError, decode_snapshot, encode_snapshot
 from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.network_check.protocol import messages
 from ddpdoctor.network_check.protocol.bounded_lines import LineError, plain, unpack
 from ddpdoctor.network_check.protocol.claimed_addresses import (
     addresses_of,
@@ -21,36 +22,6 @@ from ddpdoctor.network_check.protocol.claimed_addresses import (
     why_not_its_address,
 )
 from ddpdoctor.network_check.protocol.handshake_server import AuthenticatedPeer
-from ddpdoctor.network_check.protocol.messages import (
-    MAX_ANSWER_BYTES,
-    MAX_FACTS_BYTES,
-    MAX_OUTCOME_BYTES,
-    MAX_RANK_RUN_BYTES,
-    UNDECODABLE,
-    Answer,
-    Collect,
-    Collected,
-    Count,
-    Counted,
-    Dial,
-    Dialled,
-    Goodbye,
-    HostFacts,
-    ListenAddress,
-    Measure,
-    Measured,
-    Message,
-    NoVerdict,
-    Open,
-    Opened,
-    Order,
-    OrderFailed,
-    Ping,
-    Pong,
-    Train,
-    TrainingDone,
-    encode,
-)
 from ddpdoctor.network_check.protocol.rejected_connections import describe_first_bytes
 from ddpdoctor.network_check.protocol.threads import in_thread
 
@@ -60,15 +31,15 @@ CLOCK_EXCHANGES: Final = 8
 LINGER_SECONDS: Final = 1.0
 """How long a peer that was given up may take to read that."""
 
-_ANSWERS: Final[dict[type[Order], type[Answer]]] = {
-    Open: Opened,
-    Dial: Dialled,
-    Count: Counted,
-    Measure: Measured,
-    Collect: Collected,
-    Train: TrainingDone,
+_ANSWERS: Final[dict[type[messages.Order], type[messages.Answer]]] = {
+    messages.Open: messages.Opened,
+    messages.Dial: messages.Dialled,
+    messages.Count: messages.Counted,
+    messages.Measure: messages.Measured,
+    messages.Collect: messages.Collected,
+    messages.Train: messages.TrainingDone,
 }
-_DECODER = msgspec.json.Decoder(Pong | Goodbye | HostFacts | Answer)
+_DECODER = msgspec.json.Decoder(messages.Pong | messages.Goodbye | messages.HostFacts | messages.Answer)
 _MAX_UNANSWERED: Final = 64
 """Pings that are remembered. A peer that leaves so many unanswered has been lost long before."""
 
@@ -158,10 +129,10 @@ class PeerConnection:
         self._compared = 0
         self._unanswered: dict[int, float] = {}
         self._said_last = False
-        self._asked: tuple[Order, asyncio.Future[Answer | None]] | None = None
+        self._asked: tuple[messages.Order, asyncio.Future[messages.Answer | None]] | None = None
 
     @property
-    def _unfinished(self) -> tuple[Order, asyncio.Future[Answer | None]] | None:
+    def _unfinished(self) -> tuple[messages.Order, asyncio.Future[messages.Answer | None]] | None:
         """The order that it has yet to answer."""
         return None if self._asked is None or self._asked[1].done() else self._asked
 
@@ -185,12 +156,12 @@ class PeerConnection:
         self._pings += 1
         if len(self._unanswered) < _MAX_UNANSWERED:
             self._unanswered[self._pings] = time.time()
-            self.send(encode(Ping(number=self._pings, sent=self._unanswered[self._pings])))
+            self.send(messages.encode(messages.Ping(number=self._pings, sent=self._unanswered[self._pings])))
 
-    def order(self, order: Order, line: bytes) -> asyncio.Future[Answer | None]:
+    def order(self, order: messages.Order, line: bytes) -> asyncio.Future[messages.Answer | None]:
         """Send the order as this line. The future gives the answer, or None where the peer is lost before."""
         assert self._unfinished is None, "one order at a time"
-        future: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[messages.Answer | None] = asyncio.get_running_loop().create_future()
         self._asked = order, future
         self.send(line)
         return future
@@ -198,11 +169,13 @@ class PeerConnection:
     def max_line_bytes(self) -> int:
         """Bytes that its next line may have: no more than what it is to say takes."""
         if self.facts is None:
-            return MAX_FACTS_BYTES
+            return messages.MAX_FACTS_BYTES
         order = self._unfinished[0] if self._unfinished else None
-        if isinstance(order, Train):
-            return MAX_ANSWER_BYTES + MAX_RANK_RUN_BYTES * order.nproc
-        return MAX_ANSWER_BYTES + (MAX_OUTCOME_BYTES * self._nnodes if isinstance(order, Dial) else 0)
+        if isinstance(order, messages.Train):
+            return messages.MAX_ANSWER_BYTES + messages.MAX_RANK_RUN_BYTES * order.nproc
+        return messages.MAX_ANSWER_BYTES + (
+            messages.MAX_OUTCOME_BYTES * self._nnodes if isinstance(order, messages.Dial) else 0
+        )
 
     async def receive(self, line: bytes) -> None:
         """Take one line of the peer.
@@ -213,13 +186,13 @@ class PeerConnection:
         came = time.time()
         try:
             message = _DECODER.decode(line)
-        except UNDECODABLE as error:
+        except messages.UNDECODABLE as error:
             raise PeerError(f"it sent {describe_first_bytes(line)}") from error
-        if isinstance(message, Pong):
+        if isinstance(message, messages.Pong):
             self._compare(message, came)
-        elif isinstance(message, HostFacts):
+        elif isinstance(message, messages.HostFacts):
             await self._take_facts(message)
-        elif isinstance(message, Goodbye):
+        elif isinstance(message, messages.Goodbye):
             raise PeerError(plain(message.why) or "it left")
         else:
             self._answered(message)
@@ -229,13 +202,13 @@ class PeerConnection:
         self.lost = why
         if self._unfinished:
             self._unfinished[1].set_result(None)
-        self.send_last(NoVerdict(why=f"node 0 went on without this node: {why}", exit_code=1))
+        self.send_last(messages.NoVerdict(why=f"node 0 went on without this node: {why}", exit_code=1))
         asyncio.get_running_loop().call_later(LINGER_SECONDS, self._writer.transport.abort)
 
-    def send_last(self, message: Message) -> None:
+    def send_last(self, message: messages.Message) -> None:
         """Send the last line. The connection stays open for the peer's end of it: were it closed while the peer says
         something, the reset would take the line away again."""
-        self.send(encode(message))
+        self.send(messages.encode(message))
         self._said_last = True
         with contextlib.suppress(OSError):
             self._writer.write_eof()
@@ -244,9 +217,9 @@ class PeerConnection:
         """Wait until the peer, too, has nothing more to say. Nothing of it is kept."""
         with contextlib.suppress(LineError):
             while True:
-                await self.lines.read_line(MAX_ANSWER_BYTES)
+                await self.lines.read_line(messages.MAX_ANSWER_BYTES)
 
-    def _compare(self, pong: Pong, came: float) -> None:
+    def _compare(self, pong: messages.Pong, came: float) -> None:
         sent = self._unanswered.pop(pong.number, None)
         if sent is None:
             raise PeerError("it answered a ping that was never sent")
@@ -259,7 +232,7 @@ class PeerConnection:
         if self._compared < CLOCK_EXCHANGES:
             self.ping()
 
-    async def _take_facts(self, message: HostFacts) -> None:
+    async def _take_facts(self, message: messages.HostFacts) -> None:
         if self.facts is not None:
             raise PeerError("it sent its facts twice")
         self.decoding = True
@@ -269,18 +242,18 @@ class PeerConnection:
             self.decoding = False
             self.lines.restart_clocks()
 
-    def _answered(self, answer: Answer) -> None:
+    def _answered(self, answer: messages.Answer) -> None:
         if self._unfinished is None:
             raise PeerError(f"it answered {type(answer).__name__} where nothing was asked")
         order, future = self._unfinished
         kind = _ANSWERS[type(order)]
-        if not isinstance(answer, (kind, OrderFailed)):
+        if not isinstance(answer, (kind, messages.OrderFailed)):
             raise PeerError(f"it answered {type(answer).__name__} where {kind.__name__} was expected")
-        if isinstance(answer, Opened) and isinstance(order, Open):
+        if isinstance(answer, messages.Opened) and isinstance(order, messages.Open):
             self._check_places(answer.places, order.ports)
         future.set_result(answer)
 
-    def _check_places(self, places: Sequence[ListenAddress], ports: int) -> None:
+    def _check_places(self, places: Sequence[messages.ListenAddress], ports: int) -> None:
         """Check where the node says that it listens, on so many ports of its route: the others are to dial there, so the addresses
         must be its own. Node 0 knows its own ones.
 

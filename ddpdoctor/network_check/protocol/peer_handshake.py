@@ -50,7 +50,7 @@ class DialProof(msgspec.Struct, frozen=True):
 
 
 class PeerHandshakeError(Exception):
-    """It was connected, and then no visit came of it."""
+    """No visit came of a connection."""
 
 
 class CutOffError(PeerHandshakeError):
@@ -70,7 +70,7 @@ class PeerStream(msgspec.Struct, frozen=True):
 
 
 async def dial_peer(address: str, port: int, run: str, node: int, purpose: str, seconds: float) -> PeerStream:
-    """Dials, and shows who we are: node `node` of the run with that key. The caller closes the writer.
+    """Dial, and shows who we are: node `node` of the run with that key. The caller closes the writer.
 
     Raises:
         OSError: no connection came about.

@@ -1,4 +1,4 @@
-"""Resolves a name and tries a TCP connection; refused, silent, no route and prohibited are told apart."""
+"""Names resolved and TCP connections tried: refused, silent, no route and prohibited are told apart."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CUT_OFF: Final = (errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE)
 
 
 class Destination(NamedTuple):
-    """Where to dial, as getaddrinfo says it: an IPv6 socket address carries the scope of a link-local one."""
+    """An address to dial, as getaddrinfo says it: an IPv6 socket address carries the scope of a link-local one."""
 
     family: int
     sockaddr: tuple[Any, ...]

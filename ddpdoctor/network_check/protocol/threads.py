@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 async def in_thread(call: Callable[[], T]) -> T:
-    """What `call()` gives or raises. The thread is a daemon: asyncio's own would be waited for at the end, and a dead name
+    """Return or raise what `call()` does. The thread is a daemon: asyncio's own would be waited for at the end, and a dead name
     server or a hung driver keeps its caller for many seconds."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()

@@ -1,4 +1,4 @@
-"""Who may take part in a netcheck: a secret that all nodes of the job know, and how they show it without saying it.
+"""Tokens, which say who may take part in a netcheck: a secret that all nodes of the job know, and how they show it without saying it.
 
 The secret never crosses the network. Each side sends a number used once and the HMAC of both numbers, so what was
 overheard is of no use another time, and neither side can send the other's proof back to it.
@@ -27,7 +27,7 @@ from typing import Literal
 from ddpdoctor.network_check.job import NetcheckJob
 
 Role = Literal["hub", "agent", "host", "visitor"]
-"""Of who meets at the hub's door, and of who visits another node."""
+"""Roles of those who meet at the hub, and of those who visit another node."""
 
 DERIVED_TOKEN_LENGTH = 20
 """Hex digits of a derived token, 80 bits: node 0 prints it in the command for a node that is missing."""
@@ -55,12 +55,12 @@ def is_private_address(address: str) -> bool:
     """Whether only this machine, its neighbours or a private network reach it: loopback, link-local, RFC 1918, unique
     local, or a carrier's shared 100.64.0.0/10. False for what is no address."""
     try:
-        one = ipaddress.ip_address(address.partition("%")[0])
+        number = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return False
-    if isinstance(one, ipaddress.IPv6Address) and one.ipv4_mapped:
-        one = one.ipv4_mapped
-    return any(one in network for network in _PRIVATE)
+    if isinstance(number, ipaddress.IPv6Address) and number.ipv4_mapped:
+        number = number.ipv4_mapped
+    return any(number in network for network in _PRIVATE)
 
 
 def make_token() -> str:
@@ -69,7 +69,7 @@ def make_token() -> str:
 
 
 def proof(token: str, role: Role, first: str, second: str, *more: object) -> str:
-    """What shows that its sender knows the token: HMAC-SHA256 over its role, both nonces, and what else it stands for, in
+    """Show that the sender knows the token: HMAC-SHA256 over its role, both nonces, and what else it stands for, in
     hex."""
     return _mac(token, role, first, second, *map(str, more))
 
