@@ -18,7 +18,15 @@ from ddpdoctor.knowledge.job_intent import means_each_node_itself
 from ddpdoctor.knowledge.launchers import srun_netcheck
 from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.knowledge.netcheck_command import netcheck_command, waits_longer
-from ddpdoctor.knowledge.node_words import HUB_CONNECTION, NO_FLEET, NODE_0_SPEAKS, bare_host, called, there
+from ddpdoctor.knowledge.node_words import (
+    HUB_CONNECTION,
+    NO_FLEET,
+    NODE_0_SPEAKS,
+    bare_host,
+    called,
+    missing_name,
+    there,
+)
 from ddpdoctor.network_check.analysis.admission_errors import (
     first_words,
     left_behind,
@@ -128,12 +136,10 @@ def _so_missing(visitor: RejectedNode, fleet: Fleet) -> str:
     seats = [own] if own else _free(fleet)
     if not seats:
         return ""
-    which = f"So {_named(seats[0])}" if len(seats) == 1 else f"So one of {listed(map(_named, seats), most=4)}"
+    which = (
+        f"So {missing_name(seats[0])}" if len(seats) == 1 else f"So one of {listed(map(missing_name, seats), most=4)}"
+    )
     return f"{which} is missing, and all others would wait for it until their timeout."
-
-
-def _named(seat: MissingNode) -> str:
-    return f"node {seat.rank}" + (f" ({seat.host})" if seat.host else "")
 
 
 def _place_of(visitor: RejectedNode) -> str:
@@ -149,7 +155,7 @@ def _missing(missing: list[MissingNode], count: int, fleet: Fleet, meeting: Meet
         fleet: who came.
         meeting: where.
     """
-    who = listed(map(_named, missing), most=4)
+    who = listed(map(missing_name, missing), most=4)
     if count < len(missing):
         who = f"{count} more, of {who},"
     unproved, knocked = _unproved(fleet), listed(fleet.strangers)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
 from ddpdoctor.base.text import listed
-from ddpdoctor.facts.fleet import Fleet, Node
+from ddpdoctor.facts.fleet import Fleet, MissingNode, Node
 from ddpdoctor.facts.meeting import Meeting
 
 NO_FLEET = "only netcheck looks at other nodes"
@@ -41,6 +41,11 @@ def names_by_rank(hosts: Mapping[int, str], seat: str = "node") -> dict[int, str
 def bare_host(node: Node) -> str:
     """Its hostname as itself has it."""
     return node.host.removesuffix(f" (node {node.rank})").removesuffix(f" (rank {node.rank})")
+
+
+def missing_name(node: MissingNode, seat: str = "node") -> str:
+    """ "node 2", "node 2 (gpu07)"."""
+    return f"{seat} {node.rank}" + (f" ({node.host})" if node.host else "")
 
 
 def names(nodes: Iterable[Node], most: int = 5) -> str:

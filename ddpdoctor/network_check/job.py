@@ -88,8 +88,11 @@ def job_of(flags: Flags, environ: Mapping[str, str]) -> NetcheckJob:
     conflicts: list[Conflict] = []
     if (flags.nnodes is None or flags.nnodes > 1) and flags.node_rank is None:
         _check_srun(flags, launch, environ)
-    if flags.nnodes is None and _is(launch, "Slurm"):
-        _check_components(environ)
+    if flags.nnodes is None and _is(launch, "Slurm") and _heterogeneous(environ):
+        raise JobError(
+            f"This Slurm job has {environ['SLURM_HET_SIZE']} components, and each counts its own nodes only. Say where all of "
+            f"them meet and how many they are: srun --het-group=... ddpdoctor netcheck --master-addr HOST {NNODES_FLAG} N"
+        )
     nnodes = _settle(_node_counts(flags, launch, environ), conflicts)
     node_rank = _settle(_node_ranks(flags, launch, environ), conflicts)
     _check(nnodes, node_rank, launch)
@@ -303,33 +306,16 @@ def _check_srun(flags: Flags, launch: Launch | None, environ: Mapping[str, str])
     where = f"This shell belongs to Slurm job {job}, but runs on one machine only, and the job has {nodes} nodes"
     if launchers.in_slurm_batch_script(environ):
         where = f"This is the batch script of Slurm job {job}, which runs on the first of its {nodes} nodes only"
-    raise JobError(f"{where}. Start it on all of them: {launchers.srun_netcheck(nodes)}{_given(flags)}")
-
-
-def _given(flags: Flags) -> str:
-    """The flags that are the same on all nodes, to be typed again; those that Slurm knows are left out."""
+    # The flags that are the same on all nodes are to be typed again; those that Slurm knows are left out.
     shown = f" --master-addr {shlex.quote(flags.master)}" if flags.master else ""
     shown += f" --master-port {flags.port}" if flags.port is not None else ""
-    return " ".join([shown, *quoted(flags.options)])
+    command = " ".join([launchers.srun_netcheck(nodes) + shown, *quoted(flags.options)])
+    raise JobError(f"{where}. Start it on all of them: {command}")
 
 
 def _heterogeneous(environ: Mapping[str, str]) -> bool:
     """Whether this is a component of a heterogeneous Slurm job: its counts, ids and lists are those of the component."""
     return (number(environ.get("SLURM_HET_SIZE", "")) or 0) > 1
-
-
-def _check_components(environ: Mapping[str, str]) -> None:
-    """Check that Slurm says how many nodes all components have.
-
-    Raises:
-        JobError: the job is heterogeneous.
-    """
-    if not _heterogeneous(environ):
-        return
-    raise JobError(
-        f"This Slurm job has {environ['SLURM_HET_SIZE']} components, and each counts its own nodes only. Say where all of them "
-        f"meet and how many they are: srun --het-group=... ddpdoctor netcheck --master-addr HOST {NNODES_FLAG} N"
-    )
 
 
 def allocated_nodes(environ: Mapping[str, str]) -> int:
@@ -378,13 +364,9 @@ def _job_id(launch: Launch | None, place: MeetingPlace, environ: Mapping[str, st
     if launchers.in_slurm_step(environ) and not _heterogeneous(environ):
         step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID", "")
         return f"Slurm {environ.get('SLURM_JOB_ID', '')}.{step}"
-    return _kubernetes_job(place, environ)
-
-
-def _kubernetes_job(place: MeetingPlace, environ: Mapping[str, str]) -> str:
-    """The name of the Kubernetes job, which its pods' names begin with; "" unless the master's says the same."""
     if "KUBERNETES_SERVICE_HOST" not in environ:
         return ""
+    # The name of the Kubernetes job, which its pods' names begin with; unless the master's doesn't say the same.
     labels = (environ.get("HOSTNAME", ""), place.host.partition(".")[0])
     pods = [re.fullmatch(r"(.+?)(?:-master|-worker)?-\d+", label) for label in labels]
     names = {pod[1] if pod else "" for pod in pods}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from ddpdoctor.base.text import listed, one_line, plural, visible
+from ddpdoctor.knowledge.node_words import missing_name
 from ddpdoctor.report.document import Block, Lines, Paragraph, StyledText
 from ddpdoctor.report.progress import Pace, Progress
 
@@ -129,7 +130,7 @@ class NetcheckProgress(Progress):
             if self._looking:
                 parts.append(f"{listed(self._looking, 3)} still looking at the host")
             if self.absent:
-                waited_for = listed(map(absent_name, self.absent), 4)
+                waited_for = one_line(listed(map(missing_name, self.absent), 4))
                 parts.append(f"waiting for {waited_for}{self._run_on(self.absent[0].rank)}")
             return "; ".join(parts)
         if self.phase:
@@ -178,7 +179,7 @@ class NetcheckProgress(Progress):
         if len(lost) > MAX_DRAWN_ABSENT:
             yield _row("", f"and {len(lost) - MAX_DRAWN_ABSENT} more", "bold red")
         if self.absent and self.phase in ("", "join"):
-            yield _row("missing", listed(map(absent_name, self.absent), MAX_DRAWN_ABSENT), "bold yellow")
+            yield _row("missing", one_line(listed(map(missing_name, self.absent), MAX_DRAWN_ABSENT)), "bold yellow")
             yield from self._to_run([node.rank for node in self.absent[:MAX_DRAWN_COMMANDS]], width)
 
     def _to_run(self, ranks: Sequence[int], width: int) -> Iterator[Block]:
@@ -203,11 +204,6 @@ def _broken_command(command: str, width: int) -> Lines:
     # A word that is longer than a line is wrapped by force: cut, it could not be copied.
     pieces = (line[start : start + width] for line in lines for start in range(0, len(line), width))
     return Lines(tuple(StyledText(piece, "cyan") for piece in pieces))
-
-
-def absent_name(node: MissingNode) -> str:
-    """ "node 2", "node 2 (gpu07)"."""
-    return f"node {node.rank} ({one_line(node.host)})" if node.host else f"node {node.rank}"
 
 
 def way_to_master(meeting: Meeting) -> str:

@@ -11,6 +11,7 @@ from ddpdoctor.base.text import clip, listed, one_line, visible
 from ddpdoctor.engine.examination import Examination, Verdict
 from ddpdoctor.facts.fleet import Fleet
 from ddpdoctor.facts.meeting import Meeting
+from ddpdoctor.network_check.analysis.verdicts import not_met
 from ddpdoctor.network_check.protocol.messages import NodeVerdict
 from ddpdoctor.network_check.render_matrix import matrix_sections
 from ddpdoctor.network_check.render_words import (
@@ -221,7 +222,7 @@ def alone_document(
         quiet: a line a finding, and the verdict.
     """
     if meeting.nnodes is not None and not problems and examination.verdict is not Verdict.FAIL:
-        problems = (f"{meeting.nnodes} nodes were to meet, and this one met none of them",)
+        problems = not_met(meeting)
     document = check_verdict([examination])
     if problems and (no_verdict or examination.verdict is not Verdict.FAIL):
         document = Document(verdict=Verdict.UNKNOWN, outcome="; ".join(problems).rstrip("."))

@@ -63,17 +63,7 @@ class NetworkCoordinator:
         return [self._with_reach(self._session.node(rank)) for rank in self._session.present]
 
     def _with_reach(self, node: Node) -> Node:
-        node = msgspec.structs.replace(node, troubles=self._reach.troubles.get(node.rank, ()))
-        packets = self._reach.packets.get(node.rank)
-        if packets is None:
-            return node
-        return msgspec.structs.replace(
-            node,
-            undelivered=packets.dialling.undelivered,
-            untransmitted=packets.dialling.untransmitted,
-            idle_undelivered=packets.idle.undelivered or 0,
-            idle_untransmitted=packets.idle.untransmitted or 0,
-        )
+        return msgspec.structs.replace(node, **self._reach.found.get(node.rank, {}))
 
     async def _run_reach(self) -> ReachResult:
         session = self._session

@@ -38,20 +38,12 @@ GOOD = (Cell.OK.value, Cell.NOT_TRIED.value)
 EXCUSED = str.maketrans(dict.fromkeys((Cell.SILENT.value, Cell.RESET.value), Cell.NOT_TRIED.value))
 
 
-class Packets(msgspec.Struct, frozen=True):
-    """Growth of the counters of one node's kernel: while what had failed was dialled again, and in an idle time before."""
-
-    dialling: messages.Counted
-    idle: messages.Counted
-
-
 class ReachResult(msgspec.Struct, frozen=True):
-    """Outcome of the phase. By rank: `packets`, where something had failed, and `troubles`, a node's own. `untested`: who
-    could not be tested and why, in words. `whole`: each node reaches each other one."""
+    """Outcome of the phase. `found`: by rank, fields of its `Node`. `untested`: who could not be tested and why, in words.
+    `whole`: each node reaches each other one."""
 
     reach: tuple[Reach, ...] = ()
-    packets: Mapping[int, Packets] = {}
-    troubles: Mapping[int, tuple[str, ...]] = {}
+    found: Mapping[int, Mapping[str, object]] = {}
     untested: str = ""
     whole: bool = False
 
@@ -87,8 +79,10 @@ class _Phase:
         untested = self._untested(routes)
         return ReachResult(
             reach=reach,
-            packets=packets,
-            troubles={rank: tuple(found) for rank, found in self._troubles.items()},
+            found={
+                rank: {"troubles": tuple(self._troubles.get(rank, ())), **packets.get(rank, {})}
+                for rank in self._members
+            },
             untested=untested,
             whole=not untested and len(self._there) == len(self._members) and not count_failures(routes),
         )
@@ -141,8 +135,9 @@ class _Phase:
 
     async def _dial_counted(
         self, failed: Mapping[int, Mapping[int, tuple[messages.ListenAddress]]], cells: Cells
-    ) -> dict[int, Packets]:
-        """Have what failed dialled again, so briefly that the number of packets is known, after an idle time as long.
+    ) -> dict[int, dict[str, int | None]]:
+        """Have what failed dialled again, so briefly that the number of packets is known, after an idle time as long. Give how
+        the counters of each node's kernel grew, as fields of its `Node`.
 
         The silence of ports that answer now is taken back: packets get lost on the way there, which the transfers will show,
         and a filter would have taken these as well.
@@ -164,7 +159,12 @@ class _Phase:
                 )
         after = await self._count()
         return {
-            rank: Packets(dialling=_grown(between[rank], after[rank]), idle=_grown(before[rank], between[rank]))
+            rank: {
+                "undelivered": _difference(between[rank].undelivered, after[rank].undelivered),
+                "untransmitted": _difference(between[rank].untransmitted, after[rank].untransmitted),
+                "idle_undelivered": _difference(before[rank].undelivered, between[rank].undelivered) or 0,
+                "idle_untransmitted": _difference(before[rank].untransmitted, between[rank].untransmitted) or 0,
+            }
             for rank in after
             if rank in before and rank in between
         }
@@ -232,11 +232,5 @@ def _rounds(whom: Mapping[int, Places]) -> float:
     return max((sum(map(len, places.values())) for places in whom.values()), default=0) / MAX_PARALLEL_DIALS
 
 
-def _grown(before: messages.Counted, after: messages.Counted) -> messages.Counted:
-    def difference(earlier: int | None, later: int | None) -> int | None:
-        return None if earlier is None or later is None else later - earlier
-
-    return messages.Counted(
-        undelivered=difference(before.undelivered, after.undelivered),
-        untransmitted=difference(before.untransmitted, after.untransmitted),
-    )
+def _difference(earlier: int | None, later: int | None) -> int | None:
+    return None if earlier is None or later is None else later - earlier

@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 from ddpdoctor.base.async_work import within
 from ddpdoctor.facts.fleet import MissingNode, RejectedNode
-from ddpdoctor.knowledge.node_words import names_by_rank
+from ddpdoctor.knowledge.node_words import missing_name, names_by_rank
 from ddpdoctor.network_check.protocol import messages
 from ddpdoctor.network_check.protocol.bounded_lines import LineError
 from ddpdoctor.network_check.protocol.handshake_server import AuthenticatedPeer, ConnectionLimits, HandshakeServer
@@ -157,8 +157,7 @@ class Hub:
 
     def _absent(self) -> tuple[str, ...]:
         absent = self.absent()
-        seats = [f"{self.seat} {missing_node.rank}" for missing_node in absent[:MAX_MISSING_NAMED]]
-        names = [f"{seat} ({node.host})" if node.host else seat for seat, node in zip(seats, absent, strict=False)]
+        names = [missing_name(node, self.seat) for node in absent[:MAX_MISSING_NAMED]]
         more = (f"{len(absent) - MAX_MISSING_NAMED} more",) if len(absent) > MAX_MISSING_NAMED else ()
         return (*names, *more)
 

@@ -9,8 +9,6 @@ import msgspec
 import pytest
 
 from ddpdoctor.engine.examination import Verdict
-from ddpdoctor.network_check.protocol.connection_gate import MAX_ADDRESSES, GateLimits, StrangerAllowance
-from ddpdoctor.network_check.protocol.handshake_server import STRANGERS_PER_ADDRESS, STRANGERS_PER_SECOND
 from ddpdoctor.network_check.protocol.hub import Hub
 from ddpdoctor.network_check.protocol.messages import PROTOCOL, Count, Counted, NodeVerdict, Waiting, encode
 from ddpdoctor.network_check.protocol.rejected_connections import (
@@ -24,9 +22,6 @@ PART = NodeVerdict(results=(), verdict=Verdict.OK, exit_code=0, lines=())
 CLIENT_HELLO = bytes.fromhex("16030100c8010000c40303") + bytes(range(120))
 STORE_CLIENT = b"\x00" + struct.pack("<I", 0x3C85F7CE)
 
-LIMITS = GateLimits(
-    pending=64, pending_per_address=64, grace=0.5, burst=STRANGERS_PER_ADDRESS, refill=STRANGERS_PER_SECOND
-)
 STRANGERS = {
     "HTTP": (b"GET /login HTTP/1.1\r\nHost: x\r\n\r\n", "an HTTP request: GET /login HTTP/1.1"),
     "TLS": (CLIENT_HELLO, "a TLS handshake"),
@@ -134,20 +129,6 @@ def test_those_who_keep_their_places_make_room_and_the_nodes_come_in():
     run(go())
 
 
-def test_who_comes_too_often_isn_t_even_listened_to():
-    now = [0.0]
-    allowance = StrangerAllowance(LIMITS, lambda: now[0])
-    for _ in range(STRANGERS_PER_ADDRESS):
-        assert not allowance.is_spent("10.0.0.9")
-        allowance.spend("10.0.0.9")
-    assert allowance.is_spent("10.0.0.9")
-    assert not allowance.is_spent("10.0.0.8")
-    now[0] += 1 / STRANGERS_PER_SECOND + 0.001
-    assert not allowance.is_spent("10.0.0.9")
-    allowance.spend("10.0.0.9")
-    assert allowance.is_spent("10.0.0.9")
-
-
 def test_a_flood_from_one_address_leaves_the_nodes_of_others_alone():
     async def go():
         async with hub() as one, agents(one, 1) as tasks:
@@ -169,13 +150,11 @@ async def _noise(port):
 
 
 def test_at_most_twenty_strangers_are_kept():
-    strangers, allowance = RejectedConnections(), StrangerAllowance(LIMITS)
+    strangers = RejectedConnections()
     for number in range(5000):
         strangers.note(f"10.0.{number // 256}.{number % 256}", "a TLS handshake")
-        allowance.spend(f"10.0.{number // 256}.{number % 256}")
     assert len(strangers.listed(())) == MAX_KINDS_LISTED + 1
     assert strangers.listed(())[-1] == f"and {5000 - MAX_KINDS_LISTED} more"
-    assert len(allowance._left) <= MAX_ADDRESSES == 1024
 
 
 def test_of_an_endless_line_nothing_is_read_past_the_limit():
