@@ -159,12 +159,23 @@ def _missing(missing: list[MissingNode], count: int, fleet: Fleet, meeting: Meet
     if count < len(missing):
         who = f"{count} more, of {who},"
     unproved, knocked = _unproved(fleet), listed(fleet.strangers)
+    summary = f"{who} didn't come: {len(there(fleet))} of {plural(fleet.expected, 'node')} are here"
+    cause = (
+        "It wasn't started there, can't reach the master, or goes to another address or port: all others would wait for it "
+        "until their timeout."
+    )
+    if unproved:
+        texts = [visitor.text for visitor in unproved if visitor.code == "token"]
+        came_with = token_of_a_visitor(texts) if texts else "another version and no proof"
+        summary += f"; {listed(map(_place_of, unproved), most=2)} came with {came_with}"
+        cause = (
+            f"Nothing proves who came as {listed(map(_place_of, unproved), most=4)}: a node of yours, which must come with this"
+            " run's token and version, or a stranger at the port, who calls himself what he likes. All others would wait until"
+            " their timeout."
+        )
     return Finding(
-        summary=f"{who} didn't come: {len(there(fleet))} of {plural(fleet.expected, 'node')} are here{_knocked(unproved)}",
-        cause="It wasn't started there, can't reach the master, or goes to another address or port: all others would wait "
-        "for it until their timeout."
-        if not unproved
-        else f"{_or_a_stranger(unproved)} All others would wait until their timeout.",
+        summary=summary,
+        cause=cause,
         evidence=(
             told(fleet, "absent", f"{who}: never joined"),
             *(
@@ -181,23 +192,6 @@ def _missing(missing: list[MissingNode], count: int, fleet: Fleet, meeting: Meet
             *_here_again(fleet, meeting),
             *_fewer(fleet, meeting),
         ),
-    )
-
-
-def _knocked(unproved: list[RejectedNode]) -> str:
-    """The end of a summary that says who came instead."""
-    if not unproved:
-        return ""
-    who = listed((_place_of(visitor) for visitor in unproved), most=2)
-    texts = [visitor.text for visitor in unproved if visitor.code == "token"]
-    return f"; {who} came with {token_of_a_visitor(texts) if texts else 'another version and no proof'}"
-
-
-def _or_a_stranger(unproved: list[RejectedNode]) -> str:
-    who = listed((_place_of(visitor) for visitor in unproved), most=4)
-    return (
-        f"Nothing proves who came as {who}: a node of yours, which must come with this run's token and version, or a stranger"
-        " at the port, who calls himself what he likes."
     )
 
 
@@ -261,53 +255,38 @@ def _fewer(fleet: Fleet, meeting: Meeting) -> tuple[Fix, ...]:
 
 
 def _refused(visitor: RejectedNode, seat: MissingNode | None, fleet: Fleet, meeting: Meeting) -> Finding:
-    who = _place_of(visitor)
+    who, host = _place_of(visitor), visitor.host or visitor.address
     command = netcheck_command(meeting, fleet.expected, seat.rank if seat else None)
     more = (meeting.nnodes or fleet.expected) + 1
-    fixes = {
-        "nnodes": (
-            Fix(
-                f"If the job has {plural(fleet.expected, 'node')}, run this on {visitor.host or visitor.address}",
-                (command,),
-            ),
-            Fix(
-                f"If it has {visitor.nnodes}, give that number on all nodes, on this one too",
-                (netcheck_command(meeting, visitor.nnodes or more, 0),),
-            ),
-        ),
-        "full": (one_node_more(more, meeting),),
-        "version": (
-            Fix("Install the newer ddpdoctor on both", (visitor.text.partition(": ")[2].removesuffix(" on both"),)),
-            Fix(f"Then run this on {visitor.host or visitor.address}, while it runs here again", (command,)),
-        ),
-        "command": (Fix(f"Run this on {visitor.host or visitor.address}, while it runs here again", (command,)),),
-        "closed": (
-            one_node_more(more, meeting)
-            if not fleet.absent
-            else Fix(
-                "Start it again on all nodes, and wait longer for the late ones on this one",
-                (waits_longer(meeting, fleet.expected, 0),),
-            ),
-        ),
-    }
+    summary = f"{who} came and was turned away: {first_words(visitor.text)}"
+    fixes: tuple[Fix, ...] = (Fix(f"Run this on {host}, while it runs here again", (command,)),)
+    if visitor.code == "nnodes":
+        summary = f"{who} was told that the job has {visitor.nnodes} nodes, node 0 that it has {fleet.expected}"
+        here = netcheck_command(meeting, visitor.nnodes or more, 0)
+        fixes = (
+            Fix(f"If the job has {plural(fleet.expected, 'node')}, run this on {host}", (command,)),
+            Fix(f"If it has {visitor.nnodes}, give that number on all nodes, on this one too", (here,)),
+        )
+    elif visitor.code == "version":
+        newer = visitor.text.partition(": ")[2].removesuffix(" on both")
+        fixes = (
+            Fix("Install the newer ddpdoctor on both", (newer,)),
+            Fix(f"Then run this on {host}, while it runs here again", (command,)),
+        )
+    elif visitor.code == "closed" and fleet.absent:
+        summary = f"{who} came too late: the test had begun without it"
+        text = "Start it again on all nodes, and wait longer for the late ones on this one"
+        fixes = (Fix(text, (waits_longer(meeting, fleet.expected, 0),)),)
+    elif visitor.code in ("full", "closed"):
+        late = " while the test ran" if visitor.code == "closed" else ""
+        summary = f"{who} came{late}, and all {fleet.expected} nodes of the job were there already"
+        fixes = (one_node_more(more, meeting),)
     return Finding(
-        summary=_why_refused(visitor, who, fleet),
+        summary=summary,
         cause=_so_missing(visitor, fleet),
         evidence=(told(fleet, "doubles", f"{who} was told: {visitor.text}"), *_waited(fleet)),
-        fixes=fixes[visitor.code],
+        fixes=fixes,
     )
-
-
-def _why_refused(visitor: RejectedNode, who: str, fleet: Fleet) -> str:
-    if visitor.code == "nnodes":
-        return f"{who} was told that the job has {visitor.nnodes} nodes, node 0 that it has {fleet.expected}"
-    if visitor.code == "full":
-        return f"{who} came, and all {fleet.expected} nodes of the job were there already"
-    if visitor.code == "closed" and not fleet.absent:
-        return f"{who} came while the test ran, and all {fleet.expected} nodes of the job were there already"
-    if visitor.code == "closed":
-        return f"{who} came too late: the test had begun without it"
-    return f"{who} came and was turned away: {first_words(visitor.text)}"
 
 
 def _why_lost(node: Node, meeting: Meeting) -> str:

@@ -80,7 +80,7 @@ class NetcheckResult(CommandResult):
     def _document(
         self, run: RunResult, *, verbose: bool = False, quiet: bool = False, matrix: bool = False
     ) -> Document:
-        from ddpdoctor.network_check.render import alone_document, part_document, verdict_document
+        from ddpdoctor.network_check.render import document
         from ddpdoctor.smoke_training.render import joint_training_document
 
         training = None
@@ -92,28 +92,7 @@ class NetcheckResult(CommandResult):
                 if finding.rank is not None
             }
             training = joint_training_document(self.smoke, self.verdict, named)
-        if run.fleet is not None:
-            return verdict_document(
-                fleet=run.fleet,
-                examinations=run.examinations,
-                meeting=run.meeting,
-                matrix=matrix,
-                training=training,
-                verbose=verbose,
-                quiet=quiet,
-            )
-        if run.part is not None:
-            return part_document(
-                run.part, examination=run.examinations[0], training=training, verbose=verbose, quiet=quiet
-            )
-        return alone_document(
-            examination=run.examinations[0],
-            meeting=run.meeting,
-            problems=run.problems,
-            no_verdict=run.exit_code == 2,
-            verbose=verbose,
-            quiet=quiet,
-        )
+        return document(run, training=training, matrix=matrix, verbose=verbose, quiet=quiet)
 
 
 def netcheck(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -59,6 +60,9 @@ from ddpdoctor.report.examined_hosts import check_verdict
 from ddpdoctor.report.merged_findings import folded, idle_everywhere, passed_everywhere, reasons
 from ddpdoctor.report.summary import summary
 
+if TYPE_CHECKING:
+    from ddpdoctor.network_check.results import RunResult
+
 _WORD_STYLES = {"PASS": "bold green", "WARN": "bold yellow", "FAIL": "bold red", "NOT TESTED": "bold magenta"}
 _WORD = re.compile(rf"(?:{'|'.join(_WORD_STYLES)}) +")
 _FINDING = re.compile(r"(?P<word>FAIL|WARN) +(?P<summary>\S.*)  \[(?P<slug>[a-z0-9-]+)\]")
@@ -70,32 +74,40 @@ MAX_CELL_COLUMNS = 32
 """Columns of a table's cell."""
 
 
-def verdict_document(
+def document(
+    run: RunResult,
     *,
-    fleet: Fleet,
-    examinations: Sequence[Examination],
-    meeting: Meeting,
-    matrix: bool = False,
     training: Document | None = None,
+    matrix: bool = False,
     verbose: bool = False,
     quiet: bool = False,
 ) -> Document:
-    """The whole, on node 0: the worst first, then who came, how far it went, and each finding with its node and its fix.
+    """Build the report of a run: on node 0 of the whole, on another node of its own part, else of this side alone.
 
     Args:
-        fleet: what the nodes found out.
-        examinations: one for each of the fleet's nodes, in its order.
-        meeting: how they met.
-        matrix: with latency and bandwidth between all pairs.
-        training: what their training came to.
-        verbose: what passed and had nothing to test, by name.
+        run: how it ended on this node.
+        training: what its training came to, on node 0 that of all nodes.
+        matrix: on node 0, with latency and bandwidth between all pairs.
+        verbose: also what passed and had nothing to test, by name.
         quiet: a line a finding, and the verdict.
     """
+    if run.fleet is not None:
+        return _fleet_document(run, run.fleet, training, matrix=matrix, verbose=verbose, quiet=quiet)
+    if run.part is not None:
+        return _part_document(run.part, run.examinations[0], training, verbose=verbose, quiet=quiet)
+    return _alone_document(run, verbose=verbose, quiet=quiet)
+
+
+def _fleet_document(
+    run: RunResult, fleet: Fleet, training: Document | None, *, matrix: bool, verbose: bool, quiet: bool
+) -> Document:
+    """The worst first, then who came, how far it went, and each finding with its node and its fix."""
+    examinations = run.examinations
     names = names_of(fleet, examinations)
     found = folded(examinations, names, verbose=verbose)
     verdict, words = headline(fleet, examinations, training.headline if training else "")
     maps = tuple(matrix_sections(fleet)) if matrix else ()
-    document = Document(
+    brief = Document(
         verdict=verdict,
         sections=maps,
         lines=finding_lines(found) if quiet else (),
@@ -112,12 +124,12 @@ def verdict_document(
         ),
     )
     if quiet:
-        return document
+        return brief
     return msgspec.structs.replace(
-        document,
+        brief,
         headline=words,
         sections=(
-            Section(tuple(_head(fleet, meeting, training))),
+            Section(tuple(_head(fleet, run.meeting, training))),
             _phases(fleet, warned_phases(examinations)),
             *(training.sections if training else ()),
             *maps,
@@ -130,23 +142,10 @@ def verdict_document(
     )
 
 
-def part_document(
-    part: NodeVerdict,
-    *,
-    examination: Examination,
-    training: Document | None = None,
-    verbose: bool = False,
-    quiet: bool = False,
+def _part_document(
+    part: NodeVerdict, examination: Examination, training: Document | None, *, verbose: bool, quiet: bool
 ) -> Document:
-    """This node's part, on a node that isn't node 0.
-
-    Args:
-        part: what node 0 says of the whole.
-        examination: this node's own, made of the part's results and of its Snapshot.
-        training: what its own ranks came to.
-        verbose: what had nothing to test, by name.
-        quiet: a line a finding, and the verdict.
-    """
+    """Everything that node 0 says of the whole and of this node's own examination, which is made of the part's results."""
     own = examination.findings
     known = {finding_line(found) for found in own}
     brief = Document(
@@ -202,38 +201,22 @@ def _lines_of_others(part: NodeVerdict, known: Collection[str]) -> Iterator[Word
             yield line
 
 
-def alone_document(
-    *,
-    examination: Examination,
-    meeting: Meeting,
-    problems: Sequence[str] = (),
-    no_verdict: bool = False,
-    verbose: bool = False,
-    quiet: bool = False,
-) -> Document:
-    """Tell what one side can see: which addresses the master's name has, what dialling each came to, who listens there.
-
-    Args:
-        examination: of this node.
-        meeting: what going to the master came to.
-        problems: why there is no verdict on the whole.
-        no_verdict: there is none, although something is wrong here.
-        verbose: what had nothing to test, by name.
-        quiet: a line a finding, and the verdict.
-    """
+def _alone_document(run: RunResult, *, verbose: bool, quiet: bool) -> Document:
+    """Tell what one side can see: which addresses the master's name has, what dialling each came to, who listens there."""
+    examination, meeting, problems = run.examinations[0], run.meeting, run.problems
     if meeting.nnodes is not None and not problems and examination.verdict is not Verdict.FAIL:
         problems = not_met(meeting)
-    document = check_verdict([examination])
-    if problems and (no_verdict or examination.verdict is not Verdict.FAIL):
-        document = Document(verdict=Verdict.UNKNOWN, outcome="; ".join(problems).rstrip("."))
+    brief = check_verdict([examination])
+    if problems and (run.exit_code == 2 or examination.verdict is not Verdict.FAIL):
+        brief = Document(verdict=Verdict.UNKNOWN, outcome="; ".join(problems).rstrip("."))
     # Node 0 was asked where it let this node in, or is quoted.
     if not meeting.joined and not any("node 0 says: " in problem for problem in problems):
         only = StyledText("Only this side was looked at: no other node was asked.", "bold magenta")
-        document = msgspec.structs.replace(document, hints=(*document.hints, only))
+        brief = msgspec.structs.replace(brief, hints=(*brief.hints, only))
     if quiet:
-        return msgspec.structs.replace(document, lines=finding_lines(examination.findings))
+        return msgspec.structs.replace(brief, lines=finding_lines(examination.findings))
     sections = tuple(_one_side(examination, meeting, problems, verbose=verbose))
-    return msgspec.structs.replace(document, sections=sections)
+    return msgspec.structs.replace(brief, sections=sections)
 
 
 def _one_side(

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from ddpdoctor.base.async_work import until_stopped
+from ddpdoctor.base.async_work import in_thread, until_stopped
 from ddpdoctor.base.findings import Severity
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.examination import Verdict, overall
@@ -47,7 +47,6 @@ from ddpdoctor.network_check.protocol.hub import Hub
 from ddpdoctor.network_check.protocol.messages import Answer, NodeVerdict, Order, Welcome
 from ddpdoctor.network_check.protocol.order_limits import Master
 from ddpdoctor.network_check.protocol.tcp_connections import UnknownNameError, destinations
-from ddpdoctor.network_check.protocol.threads import in_thread
 from ddpdoctor.network_check.render_words import part_lines
 from ddpdoctor.network_check.results import NetcheckOptions, ProgressListener, RunResult
 from ddpdoctor.network_check.task import OrderHandler

@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from ddpdoctor.base.async_work import in_thread
 from ddpdoctor.engine.snapshots import SnapshotError, decode_snapshot, encode_snapshot
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.network_check.protocol import messages
@@ -23,7 +24,6 @@ from ddpdoctor.network_check.protocol.claimed_addresses import (
 )
 from ddpdoctor.network_check.protocol.handshake_server import AuthenticatedPeer
 from ddpdoctor.network_check.protocol.rejected_connections import describe_first_bytes
-from ddpdoctor.network_check.protocol.threads import in_thread
 
 CLOCK_EXCHANGES: Final = 8
 """Comparisons of clocks at the beginning, one after the other."""

@@ -15,9 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ddpdoctor.base.async_work import within
+from ddpdoctor.base.async_work import in_thread, within
 from ddpdoctor.facts.meeting import Attempt, ConnectOutcome
-from ddpdoctor.network_check.protocol.threads import in_thread
 
 CONNECT_SECONDS: Final = 3.5
 """Seconds a try. The kernel gives a neighbour that doesn't answer up after three seconds, and that word is worth waiting for."""

@@ -8,7 +8,7 @@ import pytest
 from ddpdoctor.base.findings import Severity
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.checks.catalogue import find_check
-from ddpdoctor.checks.network.rdma_ports import common_index, named, wanted_by
+from ddpdoctor.checks.network.rdma import common_index, named, wanted_by
 from ddpdoctor.engine.planning import plan_for
 from ddpdoctor.engine.registry import diagnose
 from ddpdoctor.facts.environment import Setting

@@ -20,8 +20,9 @@ from ddpdoctor.facts.meeting import Attempt, Conflict, ConnectOutcome, Meeting
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.network_check.analysis.verdicts import judge
 from ddpdoctor.network_check.protocol.messages import NodeVerdict
-from ddpdoctor.network_check.render import alone_document, part_document, verdict_document
+from ddpdoctor.network_check.render import document
 from ddpdoctor.network_check.render_words import node_rows, part_lines, phase_text
+from ddpdoctor.network_check.results import RunResult
 from ddpdoctor.report.contract import Report, build_report, to_json
 from ddpdoctor.report.merged_findings import folded
 from ddpdoctor.report.terminal import text_of
@@ -39,17 +40,19 @@ HOSTILE = "\x1b]0;owned\x07\x1b[31mred\u202egnp[bold]x[/bold] :smile:\nFAIL"
 
 
 def verdict(fleet: Fleet, examinations: list[Examination], width: int = 80, **options: bool) -> str:
-    return text_of(verdict_document(fleet=fleet, examinations=examinations, meeting=MEETING, **options), width)
+    ended = RunResult(exit_code=0, meeting=MEETING, examinations=tuple(examinations), fleet=fleet)
+    return text_of(document(ended, **options), width)
 
 
 def part(lines: tuple[str, ...], examination: Examination, width: int = 80, **options: bool) -> str:
     given = NodeVerdict(results=(), verdict="fail", exit_code=1, lines=lines)
-    return text_of(part_document(given, examination=examination, **options), width)
+    ended = RunResult(exit_code=1, meeting=MEETING, examinations=(examination,), part=given)
+    return text_of(document(ended, **options), width)
 
 
 def alone(meeting: Meeting, examination: Examination, problems: tuple[str, ...] = (), **options: bool) -> str:
-    document = alone_document(examination=examination, meeting=meeting, problems=problems, **options)
-    return text_of(document, 80)
+    ended = RunResult(exit_code=0, meeting=meeting, examinations=(examination,), problems=problems)
+    return text_of(document(ended, **options), 80)
 
 
 def test_the_worst_comes_first_and_again_with_its_fix() -> None:

@@ -24,7 +24,7 @@ from ddpdoctor.network_check.analysis.admission_errors import ENDED_BY_FAULT
 from ddpdoctor.network_check.analysis.link_quality import link_troubles
 from ddpdoctor.network_check.analysis.verdicts import judged_phases, verdicts_by_rank
 from ddpdoctor.network_check.protocol.messages import NodeVerdict, encode
-from ddpdoctor.network_check.render import alone_document, part_document
+from ddpdoctor.network_check.render import document
 from ddpdoctor.network_check.render_words import part_lines
 from ddpdoctor.network_check.results import RunResult
 from ddpdoctor.network_check.run import stop_sentence
@@ -96,8 +96,8 @@ def test_where_node_0_ends_with_a_reason_the_others_say_it() -> None:
 
 
 def alone(meeting: Meeting, problems: tuple[str, ...] = ()) -> str:
-    document = alone_document(examination=examined(1)[0], meeting=meeting, problems=problems, no_verdict=True)
-    return text_of(document, 80)
+    ended = RunResult(exit_code=2, meeting=meeting, examinations=(examined(1)[0],), problems=problems)
+    return text_of(document(ended), 80)
 
 
 def test_whoever_asked_node_0_did_not_look_at_one_side_only() -> None:
@@ -110,7 +110,8 @@ def test_whoever_asked_node_0_did_not_look_at_one_side_only() -> None:
 
 def in_few_words(lines: tuple[str, ...], examination: Examination) -> list[str]:
     given = NodeVerdict(results=(), verdict=Verdict.FAIL, exit_code=1, lines=lines)
-    return text_of(part_document(given, examination=examination, quiet=True), 80).splitlines()
+    ended = RunResult(exit_code=1, meeting=MEETING, examinations=(examination,), part=given)
+    return text_of(document(ended, quiet=True), 80).splitlines()
 
 
 def test_in_few_words_every_node_names_what_was_found_on_the_others() -> None:
