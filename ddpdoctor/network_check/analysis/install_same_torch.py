@@ -48,7 +48,8 @@ def same_torch(
     torch = f"torch=={torch_release(pattern.torch)}"
     if target_python.externally_managed:
         return (_new_environment(text, (torch, *options), own, meeting, target_python),)
-    arguments, commands = replacing(packages, torch), ()
+    commands: tuple[str, ...] = ()
+    arguments = replacing(packages, torch)
     condas = not isinstance(packages, Unknown) and any(
         package.installer == "conda" for package in packages.named("torch")
     )

@@ -117,7 +117,6 @@ class ConnectionGate:
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await self._make_room()
             try:
                 connection, name = await loop.sock_accept(listening)
             except OSError as error:
@@ -129,6 +128,11 @@ class ConnectionGate:
             if self._is_refused(address):
                 connection.close()
             else:
+                try:
+                    await self._make_room()
+                except asyncio.CancelledError:
+                    connection.close()
+                    raise
                 task = asyncio.create_task(self._attend(connection, address))
                 self._pending[task] = _Pending(address, loop.time())
                 self._tasks.add(task)
@@ -142,16 +146,17 @@ class ConnectionGate:
         return waiting >= self._limits.pending_per_address or self.allowance.is_spent(address)
 
     async def _make_room(self) -> None:
-        """Wait until one more may be pending. Of the address that has most of them here, the oldest must go."""
+        """Wait until one more may be pending. Of the addresses that have most of them here, but for one, the oldest must go."""
         while len(self._pending) >= self._limits.pending:
-            crowded = Counter(pending.address for pending in self._pending.values()).most_common(1)[0][0]
-            task, oldest = next(item for item in self._pending.items() if item[1].address == crowded)
+            crowds = Counter(pending.address for pending in self._pending.values())
+            most = max(crowds.values())
+            task, oldest = next(item for item in self._pending.items() if crowds[item[1].address] >= most - 1)
             if asyncio.get_running_loop().time() - oldest.since < self._limits.grace:
                 await asyncio.sleep(POLL_SECONDS)
                 continue
             self._forget(task)
             task.cancel()
-            self._note_eviction(crowded)
+            self._note_eviction(oldest.address)
 
     def _end_of(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

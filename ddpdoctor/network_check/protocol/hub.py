@@ -334,8 +334,10 @@ class Hub:
 
         def refuse(code: str, text: str, holder: str = "") -> RejectedNode:
             rank = -1 if hello.node_rank is None else hello.node_rank
-            place = {"host": hello.host, "address": candidate.address}
-            return RejectedNode(rank=rank, holder=holder, code=code, text=text, nnodes=hello.nnodes, **place)
+            host, address, nnodes = hello.host, candidate.address, hello.nnodes
+            return RejectedNode(
+                rank=rank, host=host, address=address, holder=holder, code=code, text=text, nnodes=nnodes
+            )
 
         if hello.command != self._command:
             text = f"node 0 runs ddpdoctor {self._command}, and this node another command: run the same on all nodes"
