@@ -49,7 +49,16 @@ def nccl_wrong_interface(
     if found_out := tried(fleet, meeting.node_rank, "nccl"):
         presence = _presence(nccl, torch, fleet, meeting)
         if found_out.is_wrong and not is_loopback(found_out.address):
-            yield _nccl_not_reached(found_out, nccl, network, presence)
+            taken = nccl.interface or "an interface"
+            seen = nccl.seen("answer_interface" if nccl.answer_interface else "predicted_interface", taken)
+            way = interface_with(found_out.route, network.interfaces)
+            yield Finding(
+                summary=f"NCCL {presence.takes} {taken}: {_not_reached(found_out, way)}",
+                cause=presence.cause,
+                evidence=(found_out.seen, seen, addresses(network)),
+                fixes=(_towards(way, network),) if way else (),
+                severity=presence.severity,
+            )
         if others := unreached(fleet, meeting.node_rank, "nccl"):
             yield _no_way_to("NCCL", others, fleet, network, presence.severity)
         return
@@ -105,18 +114,10 @@ def _presence(nccl: Nccl, torch: Maybe[Torch], fleet: Fleet, meeting: Meeting) -
     return _Presence(INFO, "would take", "There is no NCCL here: it matters as soon as a job brings one.")
 
 
-def _nccl_not_reached(found_out: Tried, nccl: Nccl, network: Network, presence: _Presence) -> Finding:
-    taken = nccl.interface or "an interface"
-    way = interface_with(found_out.route, network.interfaces)
-    seen = nccl.seen("answer_interface" if nccl.answer_interface else "predicted_interface", taken)
-    return Finding(
-        summary=f"NCCL {presence.takes} {taken}: {found_out.who} {found_out.address}, "
-        f"{'it reaches' if found_out.peers == 1 else 'they reach'} {found_out.route}{f' on {way}' if way else ''}",
-        cause=presence.cause,
-        evidence=(found_out.seen, seen, addresses(network)),
-        fixes=(_towards(way, network),) if way else (),
-        severity=presence.severity,
-    )
+def _not_reached(found_out: Tried, way: str | None) -> str:
+    """The end of a summary: whom the address doesn't serve, and what does."""
+    reach = "it reaches" if found_out.peers == 1 else "they reach"
+    return f"{found_out.who} {found_out.address}, {reach} {found_out.route}{f' on {way}' if way else ''}"
 
 
 def _towards(way: str, network: Network) -> Fix:
@@ -165,7 +166,16 @@ def gloo_wrong_interface(
     # The loopback has checks of its own, but for a hostname that resolves to addresses of others.
     if found_out and not is_loopback(found_out.address):
         if found_out.is_wrong:
-            yield _gloo_not_reached(found_out, nccl, network)
+            took = nccl.gloo_interface if isinstance(nccl.gloo_interface, str) else "an interface"
+            to_master = interface_with(found_out.route, network.interfaces)
+            own_name = () if isinstance(network.own_name, Unknown) else (resolved(network.own_name),)
+            settings = interface_settings(to_master)[:1] if to_master else ()
+            named_here = (Fix(f"Name {to_master}; on other nodes, theirs", settings),) if settings else ()
+            yield Finding(
+                summary=f"gloo takes {took}: {_not_reached(found_out, to_master)}",
+                evidence=(found_out.seen, nccl.seen("gloo_interface", f"{took}, {nccl.gloo_reason}"), *own_name),
+                fixes=(*named_here, *hosts_fix(network)),
+            )
         return
     sign = several_nodes(environment, network)
     requires(sign, ONE_NODE)
@@ -191,19 +201,6 @@ def gloo_wrong_interface(
             Fix(f"Name {way}; on other nodes, theirs", interface_settings(way)[:1], appliable=True),
             *hosts_fix(network),
         ),
-    )
-
-
-def _gloo_not_reached(found_out: Tried, nccl: Nccl, network: Network) -> Finding:
-    taken = nccl.gloo_interface if isinstance(nccl.gloo_interface, str) else "an interface"
-    way = interface_with(found_out.route, network.interfaces)
-    own = () if isinstance(network.own_name, Unknown) else (resolved(network.own_name),)
-    named_here = (Fix(f"Name {way}; on other nodes, theirs", interface_settings(way)[:1]),) if way else ()
-    return Finding(
-        summary=f"gloo takes {taken}: {found_out.who} {found_out.address}, "
-        f"{'it reaches' if found_out.peers == 1 else 'they reach'} {found_out.route}{f' on {way}' if way else ''}",
-        evidence=(found_out.seen, nccl.seen("gloo_interface", f"{taken}, {nccl.gloo_reason}"), *own),
-        fixes=(*named_here, *hosts_fix(network)),
     )
 
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Mapping
-from typing import Final
-
-import msgspec
+from typing import Final, NamedTuple
 
 from ddpdoctor.base.async_work import within
 from ddpdoctor.facts.fleet import Cell
 from ddpdoctor.network_check.phases.peer_listeners import ARRIVED, LARGE_MESSAGE_BYTES
 from ddpdoctor.network_check.protocol import messages
 from ddpdoctor.network_check.protocol.bounded_lines import plain
-from ddpdoctor.network_check.protocol.order_limits import RefusedAddress
+from ddpdoctor.network_check.protocol.order_limits import PortOutcome
 from ddpdoctor.network_check.protocol.peer_handshake import REACH, CutOffError, NotAPeerError, PeerStream, dial_peer
 from ddpdoctor.network_check.protocol.tcp_connections import system_words, unacknowledged_bytes
 
@@ -37,18 +35,11 @@ NO_WAY = (
 """What the system says where there is no route, an ICMP message forbade it, or it hasn't got such addresses at all."""
 
 
-class PortOutcome(msgspec.Struct, frozen=True):
-    """Outcome of one port, and the system's words where it failed."""
-
-    cell: Cell
-    words: str = ""
-
-
 async def dial(
     order: messages.Dial,
     run: str,
     node: int,
-    refused: Mapping[tuple[int, str], RefusedAddress] = {},
+    refused: Mapping[tuple[int, str], PortOutcome] = {},
 ) -> messages.Dialled:
     """Dial every place of all peers but ourselves, those apart that are refused (by node and kind). `order.at_once` places at
     a time, each on all its ports, the first one with a large message.
@@ -58,19 +49,16 @@ async def dial(
     room = asyncio.Semaphore(order.at_once)
     # False, for those behind ourselves, comes first.
     others = sorted((peer for peer in order.peers if peer.node != node), key=lambda peer: (peer.node < node, peer.node))
-    attempt = _try_twice if order.again else _try
     own: dict[str, None] = {}
 
     async def one_place(peer: messages.Peer, place: messages.ListenAddress) -> messages.DialOutcome:
         if not_dialled := refused.get((peer.node, place.kind)):
-            outcomes = [PortOutcome(not_dialled.cell, not_dialled.why)] * len(place.ports)
+            outcomes = [not_dialled] * len(place.ports)
         else:
             async with room:
+                ports = [_Port(place.address, port, peer.node, run, node, order.seconds) for port in place.ports]
                 outcomes = await asyncio.gather(
-                    *(
-                        attempt(place.address, port, peer.node, run, node, order.seconds, large=not nth)
-                        for nth, port in enumerate(place.ports)
-                    )
+                    *(port.dial(large=not nth, again=order.again) for nth, port in enumerate(ports))
                 )
         # Of an address that NCCL or gloo would take, it says nothing of the way to the others.
         if place.kind == "route":
@@ -86,50 +74,54 @@ async def dial(
     return messages.Dialled(met=tuple(met), errors=tuple(own)[: messages.MAX_PORTS])
 
 
-async def _try_twice(
-    address: str, port: int, wanted: int, run: str, node: int, seconds: float, *, large: bool
-) -> PortOutcome:
-    first = await _try(address, port, wanted, run, node, seconds, large=large)
-    if first.cell not in (Cell.SILENT, Cell.STALLED):
-        return first
-    tries = [
-        asyncio.ensure_future(_try(address, port, wanted, run, node, seconds, large=large)) for _ in range(SECOND_TRY)
-    ]
-    try:
-        for attempt in asyncio.as_completed(tries):
-            found = await attempt
-            if found.cell is Cell.OK:
-                break
-        return found
-    finally:
-        for attempt in tries:
-            attempt.cancel()
-        await asyncio.gather(*tries, return_exceptions=True)
+class _Port(NamedTuple):
+    """A port at which the node `wanted` is said to listen, as node `node` of the run dials it."""
 
+    address: str
+    port: int
+    wanted: int
+    run: str
+    node: int
+    seconds: float
 
-async def _try(
-    address: str, port: int, wanted: int, run: str, node: int, seconds: float, *, large: bool
-) -> PortOutcome:
-    try:
-        found = await dial_peer(address, port, run, node, REACH, seconds)
-    except NotAPeerError as error:
-        return PortOutcome(Cell.OTHER, str(error))
-    except CutOffError as error:
-        return PortOutcome(Cell.RESET, str(error))
-    except TimeoutError as error:
-        return PortOutcome(Cell.SILENT, str(error))
-    except OSError as error:
-        return PortOutcome(_cell_of(error), system_words(error))
-    except ValueError:
-        # Of an address that is none; the peer that offers it mustn't keep this node from the others.
-        return PortOutcome(Cell.NOT_TRIED, "no address")
-    try:
-        if found.node != wanted:
-            who = f"node {found.node} answered" if found.node != node else "it is this node itself"
-            return PortOutcome(Cell.OTHER, who)
-        return await _send_large(found, seconds) if large else PortOutcome(Cell.OK)
-    finally:
-        found.writer.transport.abort()
+    async def dial(self, *, large: bool, again: bool) -> PortOutcome:
+        """Dial once, and where that met silence, a second time if that is wanted."""
+        first = await self._try(large=large)
+        if not again or first.cell not in (Cell.SILENT, Cell.STALLED):
+            return first
+        tries = [asyncio.ensure_future(self._try(large=large)) for _ in range(SECOND_TRY)]
+        try:
+            for attempt in asyncio.as_completed(tries):
+                found = await attempt
+                if found.cell is Cell.OK:
+                    break
+            return found
+        finally:
+            for attempt in tries:
+                attempt.cancel()
+            await asyncio.gather(*tries, return_exceptions=True)
+
+    async def _try(self, *, large: bool) -> PortOutcome:
+        try:
+            found = await dial_peer(self.address, self.port, self.run, self.node, REACH, self.seconds)
+        except NotAPeerError as error:
+            return PortOutcome(Cell.OTHER, str(error))
+        except CutOffError as error:
+            return PortOutcome(Cell.RESET, str(error))
+        except TimeoutError as error:
+            return PortOutcome(Cell.SILENT, str(error))
+        except OSError as error:
+            return PortOutcome(_cell_of(error), system_words(error))
+        except ValueError:
+            # Of an address that is none; the peer that offers it mustn't keep this node from the others.
+            return PortOutcome(Cell.NOT_TRIED, "no address")
+        try:
+            if found.node != self.wanted:
+                who = f"node {found.node} answered" if found.node != self.node else "it is this node itself"
+                return PortOutcome(Cell.OTHER, who)
+            return await _send_large(found, self.seconds) if large else PortOutcome(Cell.OK)
+        finally:
+            found.writer.transport.abort()
 
 
 def _cell_of(error: OSError) -> Cell:

@@ -12,7 +12,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from typing import Final, TypeVar, cast
@@ -85,20 +85,8 @@ class Wire:
         self._socket.sendall(data)
 
     def receive(self, size: int) -> bytes:
-        """Receive exactly so many bytes.
-
-        Raises:
-            ConnectionResetError: cut off.
-            TimeoutError: the deadline passed.
-        """
-        parts = b""
-        while len(parts) < size:
-            self._socket.settimeout(self._left())
-            part = self._socket.recv(size - len(parts))
-            if not part:
-                raise ConnectionResetError("the other side hung up")
-            parts += part
-        return parts
+        """Receive exactly so many bytes. It raises as `chunks` does."""
+        return b"".join(map(bytes, self.chunks(size)))
 
     def send_bulk(self, size: int) -> None:
         """Send so many bytes that can't be compressed on the way."""
@@ -106,8 +94,8 @@ class Wire:
         for start in range(0, size, BLOCK):
             self.send(block[: min(BLOCK, size - start)])
 
-    def receive_bulk(self, size: int, came: Callable[[int], None] = lambda _: None) -> None:
-        """Receive so many bytes, and tell of each part as it comes.
+    def chunks(self, size: int) -> Iterator[memoryview]:
+        """Receive exactly so many bytes, and give each part as it comes, which the next one overwrites.
 
         Raises:
             ConnectionResetError: cut off.
@@ -119,7 +107,7 @@ class Wire:
             if not part:
                 raise ConnectionResetError("the other side hung up")
             size -= part
-            came(part)
+            yield self._buffer[:part]
 
     def counts(self) -> Counts:
         """Count this end's segments; nothing where the kernel doesn't say."""
@@ -249,17 +237,15 @@ def _transfer(wire: Wire, command: bytes, seconds: float, trip: float, rates: di
     """
     arrived = 0
 
-    def came(size: int) -> None:
-        nonlocal arrived
-        arrived += size
-
     def batch(size: int) -> None:
+        nonlocal arrived
         wire.send(FRAME.pack(command, size))
         if command == TAKE:
             wire.send_bulk(size)
             wire.receive(len(READY))
         else:
-            wire.receive_bulk(size, came)
+            for chunk in wire.chunks(size):
+                arrived += len(chunk)
 
     acknowledged, began = wire.acknowledged(), time.perf_counter()
     try:
@@ -329,7 +315,8 @@ def _follow(wire: Wire) -> None:
         if command == PING:
             wire.send(frame)
         elif command == TAKE and size <= LARGEST_BATCH:
-            wire.receive_bulk(size)
+            for _ in wire.chunks(size):
+                pass
             wire.send(READY)
         elif command == GIVE and size <= LARGEST_BATCH:
             wire.send_bulk(size)

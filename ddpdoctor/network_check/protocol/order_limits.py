@@ -61,11 +61,11 @@ class Master(msgspec.Struct, frozen=True, kw_only=True):
     proved: bool = False
 
 
-class RefusedAddress(msgspec.Struct, frozen=True):
-    """A place that isn't dialled: what it counts as, and why."""
+class PortOutcome(msgspec.Struct, frozen=True):
+    """Outcome of one port: its cell, and why, in the system's words, where it failed. One that isn't dialled has one, too."""
 
     cell: Cell
-    why: str
+    words: str = ""
 
 
 class OrderLimits:
@@ -81,7 +81,7 @@ class OrderLimits:
         self._backends: set[str] = set()
         self._places: dict[tuple[int, str], messages.ListenAddress] | None = None
         """By node and kind, as the first order to dial had them."""
-        self.refused: dict[tuple[int, str], RefusedAddress] = {}
+        self.refused: dict[tuple[int, str], PortOutcome] = {}
         """Of these, those that are not dialled."""
         self.measured_seconds = 0.0
 
@@ -156,24 +156,24 @@ class OrderLimits:
     def _is_own(self, address: str) -> bool:
         return address in self._own or as_address(address).is_loopback
 
-    def _refused(self, place: messages.ListenAddress, *, here: bool) -> RefusedAddress | None:
+    def _refused(self, place: messages.ListenAddress, *, here: bool) -> PortOutcome | None:
         if why := why_no_listen_address(place):
-            return RefusedAddress(Cell.NOT_TRIED, why)
+            return PortOutcome(Cell.NOT_TRIED, why)
         address = plain_address(place.address)
         if self._is_own(address):
             # An address of a host's own, as docker0's, leads nowhere else from here.
-            return None if here else RefusedAddress(Cell.OTHER, "it is this node itself")
+            return None if here else PortOutcome(Cell.OTHER, "it is this node itself")
         number = as_address(address)
         if number.version == 6 and number.is_link_local:
             met = as_address(self._master.address).is_link_local
-            return None if met else RefusedAddress(Cell.NOT_TRIED, f"{place.address} is a link-local address")
+            return None if met else PortOutcome(Cell.NOT_TRIED, f"{place.address} is a link-local address")
         ends = (self._master.address, self._master.own_address)
         networks = self._networks if number.is_link_local else (*self._networks, *map(near_network, ends))
         if any(number.version == net.version and number in net for net in networks):
             return None
         if not number.is_link_local and (self._master.proved or is_private_address(address)):
             return None
-        return RefusedAddress(Cell.NOT_TRIED, f"{place.address} is in none of the job's networks")
+        return PortOutcome(Cell.NOT_TRIED, f"{place.address} is in none of the job's networks")
 
     # --- collectives ------------------------------------------------------------------------------------------------------
 
