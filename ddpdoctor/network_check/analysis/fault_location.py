@@ -139,7 +139,7 @@ class _Matrix:
             if set(cells := "".join(reach.rows[i][j] for reach in reaches)) != {Cell.NOT_TRIED.value}
         }
         self.bad: set[Pair] = {pair for pair, cells in self.cells.items() if set(cells) & set(BLOCKED)}
-        self.told: dict[tuple[int, Way], LostPackets] = {}
+        self.verdicts: dict[tuple[int, Way], LostPackets] = {}
         self.takes: dict[tuple[int, Way], bool] = {}
         self.took: dict[tuple[int, Way], bool] = {}
         self.tried: dict[Way, dict[int, list[int]]] = {}
@@ -258,14 +258,14 @@ class _Matrix:
     # --- the kernel's counters ------------------------------------------------------------------------------------------
 
     def _where(self, node: int, way: Way) -> LostPackets:
-        if (node, way) not in self.told:
-            told = self._counted(node, way, self._failures(node, way))
+        if (node, way) not in self.verdicts:
+            verdict = self._counted(node, way, self._failures(node, way))
             if self._takes_answers(node, way):
-                told = LostPackets.HERE
-            elif told is LostPackets.ELSEWHERE:
-                told = self._answers(node, way)
-            self.told[node, way] = told
-        return self.told[node, way]
+                verdict = LostPackets.HERE
+            elif verdict is LostPackets.ELSEWHERE:
+                verdict = self._answers(node, way)
+            self.verdicts[node, way] = verdict
+        return self.verdicts[node, way]
 
     def _took_all(self, node: int, way: Way) -> bool:
         """Whether its kernel took away the first packets of all that failed there on that way."""
@@ -278,11 +278,11 @@ class _Matrix:
         pairs, others = self._failures(node, way), self._failures(node, way.other)
         if self._took_all(node, way.other) and not self._takes_answers(node, way.other):
             return LostPackets.ELSEWHERE  # What it took away there was something else.
-        told = self._counted(node, way.other, (), pairs)
-        if told is LostPackets.HERE:
+        verdict = self._counted(node, way.other, (), pairs)
+        if verdict is LostPackets.HERE:
             return LostPackets.ANSWERS if not others and self._silent(pairs) else LostPackets.DOUBTFUL
         # A filter that took the answers would take what goes that way besides.
-        acquitted = told is LostPackets.ELSEWHERE or not (others or self._counts(node, way.other))
+        acquitted = verdict is LostPackets.ELSEWHERE or not (others or self._counts(node, way.other))
         return LostPackets.ELSEWHERE if acquitted else LostPackets.DOUBTFUL
 
     def _counts(self, node: int, way: Way) -> bool:
@@ -309,14 +309,16 @@ class _Matrix:
         """Tell what that end of a link took away, and on which way: of one link of several that fail there, since the counters
         tell of all of them together. left: the links that are to be told of, by way and node."""
         natural = Way.OUTBOUND if pair[0] == node else Way.INBOUND
-        told = {
+        verdicts = {
             way: self._on_one_way(node, way, pair, left[way].get(node, ()), left[way.other].get(node, ()))
             for way in (natural, natural.other)
         }
-        for way, where in told.items():
+        for way, where in verdicts.items():
             if where is LostPackets.HERE:
                 return LostPackets.HERE, way
-        return (LostPackets.ELSEWHERE if set(told.values()) == {LostPackets.ELSEWHERE} else LostPackets.UNTOLD), natural
+        return (
+            LostPackets.ELSEWHERE if set(verdicts.values()) == {LostPackets.ELSEWHERE} else LostPackets.UNTOLD
+        ), natural
 
     def _on_one_way(
         self, node: int, way: Way, pair: Pair, own: Sequence[Pair], answered: Sequence[Pair]
@@ -327,23 +329,23 @@ class _Matrix:
         both = {pair, (pair[1], pair[0])}
         own_mine, answers_mine = ([packets for packets in counts if packets in both] for counts in (own, answered))
         silent = self._silent(answers_mine)
-        told = [self._counted(node, way, own)] if own_mine else []
+        verdicts = [self._counted(node, way, own)] if own_mine else []
         # What came or went that way of itself is the first to be missed.
         if silent and (own_mine or not self._failures(node, way)):
-            told += [
+            verdicts += [
                 self._counted(node, way, own, counts)
                 for counts in (answered, answers_mine)
                 if len(own_mine) == len(own)
             ]
-        if LostPackets.HERE in told:
+        if LostPackets.HERE in verdicts:
             return LostPackets.HERE
         if not own_mine and not self._counts(node, way):
             return LostPackets.ELSEWHERE  # A filter that took the answers would take what goes that way besides.
         if not own_mine and self._took_all(node, way):
             return LostPackets.ELSEWHERE  # What it took away there was something else.
-        told = [self._counted(node, way, own_mine)] if own_mine else []
-        told += [self._counted(node, way, (), answers_mine)] if answers_mine else []
-        return LostPackets.ELSEWHERE if set(told) == {LostPackets.ELSEWHERE} else LostPackets.UNTOLD
+        verdicts = [self._counted(node, way, own_mine)] if own_mine else []
+        verdicts += [self._counted(node, way, (), answers_mine)] if answers_mine else []
+        return LostPackets.ELSEWHERE if set(verdicts) == {LostPackets.ELSEWHERE} else LostPackets.UNTOLD
 
     # --- subnets and links ----------------------------------------------------------------------------------------------
 

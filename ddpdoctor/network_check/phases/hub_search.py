@@ -61,15 +61,15 @@ class Connection:
 
 
 async def find_hub(
-    master: str, ports: Sequence[int], seconds: float, heard: Callable[[Meeting], None]
+    master: str, ports: Sequence[int], seconds: float, on_change: Callable[[Meeting], None]
 ) -> tuple[Meeting, Connection | None]:
     """Go to the master until its hub greets; None where it didn't within `seconds`, or where something holds the port
-    that won't go away. `heard` is told whenever the outcome changes.
+    that won't go away. `on_change` is told whenever the outcome changes.
 
     All addresses and ports are tried side by side, so that a silent one doesn't hold up the others; of several hubs the
     first port's counts.
     """
-    search = _Search(master, ports, heard)
+    search = _Search(master, ports, on_change)
     deadline = time.monotonic() + seconds
     while True:
         left = deadline - time.monotonic()
@@ -161,8 +161,8 @@ async def count_filtered(there: Destination, counter: Counter) -> int | None:
 class _Search:
     """Everything that is known so far."""
 
-    def __init__(self, master: str, ports: Sequence[int], heard: Callable[[Meeting], None]) -> None:
-        self._master, self._ports, self._heard = master, ports, heard
+    def __init__(self, master: str, ports: Sequence[int], on_change: Callable[[Meeting], None]) -> None:
+        self._master, self._ports, self._on_change = master, ports, on_change
         self._started = time.monotonic()
         self._filtered: dict[Counter, dict[Destination, int | None]] = {"untransmitted": {}, "undelivered": {}}
         """Packets to each destination that did not leave this host, 0 once some did; and its answers that were handed to nobody."""
@@ -170,7 +170,7 @@ class _Search:
         self._unresolved = ""
         self._attempts: dict[Destination, Attempt] = {}
         self._identities: dict[Destination, tuple[str, str]] = {}
-        self._told: tuple[object, ...] = ()
+        self._last_outcome: tuple[object, ...] = ()
 
     def unresolved(self, why: str) -> None:
         self._unresolved = why
@@ -209,9 +209,9 @@ class _Search:
             now.answered_by,
             now.banner,
         )
-        if outcome != self._told:
-            self._told = outcome
-            self._heard(now)
+        if outcome != self._last_outcome:
+            self._last_outcome = outcome
+            self._on_change(now)
 
     def seconds(self) -> float:
         return time.monotonic() - self._started
