@@ -13,8 +13,8 @@ from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.knowledge.node_words import NO_FLEET, called, why_not_run
 from ddpdoctor.knowledge.privileges import by_root
 from ddpdoctor.network_check.analysis.link_quality import (
-    FEWEST_NODES,
     HEAVY_LOSS,
+    MIN_NODES,
     LinkTrouble,
     Pair,
     Straggler,
@@ -95,7 +95,7 @@ def straggler_node(fleet: Fleet, meeting: Meeting) -> Iterator[Finding]:
     requires(fleet.nodes, NO_FLEET)
     requires(fleet.links, why_not_run(fleet, ("links",), "no link was measured"))
     measured = {rank for link in fleet.links if rate_of(link) is not None for rank in (link.a, link.b)}
-    requires(len(measured) >= FEWEST_NODES, "a straggler shows among three nodes or more")
+    requires(len(measured) >= MIN_NODES, "a straggler shows among three nodes or more")
     for straggler in stragglers(fleet):
         if straggler.rank == meeting.node_rank:
             yield _LinkWords(fleet).straggling(straggler)

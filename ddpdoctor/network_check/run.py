@@ -61,7 +61,7 @@ FOUND_BY_SEARCH = (
 )  # fmt: skip
 """Fields of a meeting."""
 
-STRAYED_SECONDS = 5.0
+STRAYED_SEARCH_SECONDS = 5.0
 """So long does a node 0 whose own the master's address isn't look for another one there."""
 
 
@@ -235,7 +235,7 @@ class _Node:
     async def _as_agent(self) -> RunResult:
         # Node 0 elsewhere than at its own address only looks whether another one says that it is node 0, too.
         strayed = self._job.node_rank == 0
-        seconds = min(self._seconds_left(), STRAYED_SECONDS) if strayed else self._seconds_left()
+        seconds = min(self._seconds_left(), STRAYED_SEARCH_SECONDS) if strayed else self._seconds_left()
         search, connection = await find_hub(self._job.master, self._ports(), seconds, self._update_meeting)
         self._update_meeting(search)
         if connection is None:

@@ -14,7 +14,7 @@ from ddpdoctor.knowledge.settings_agreement import deviations, pattern_of
 from ddpdoctor.knowledge.version_agreement import stores_meet
 from ddpdoctor.network_check.phases.reach_phase import count_failures
 
-SLOWEST = 20.0
+MIN_RATE = 20.0
 """Mbit/s over which an all_reduce of 4 MiB takes some seconds; over less it isn't tried."""
 
 NO_INTERFACE = 5
@@ -44,8 +44,8 @@ def _against_gloo(
     yield from _fatal_settings(nodes, snapshots, "gloo")
     if any(link.error for link in links):
         yield "a link between two nodes could not be measured"
-    slowest = min((rate for link in links for rate in (link.forth, link.back) if rate >= 0), default=SLOWEST)
-    if slowest < SLOWEST:
+    slowest = min((rate for link in links for rate in (link.forth, link.back) if rate >= 0), default=MIN_RATE)
+    if slowest < MIN_RATE:
         yield f"4 MiB would take too long over the slowest link, {slowest:.1f} Mbit/s"
     yield from _unreached(reach, "gloo", "gloo's")
 

@@ -21,7 +21,7 @@ from ddpdoctor.base.unknown import NotKnown
 from ddpdoctor.facts.fleet import Cell, Fleet, Node, Reach
 from ddpdoctor.knowledge.interface_choice import as_address
 
-MOST_OF_THEM: Final = 0.8
+MIN_FAILED_SHARE: Final = 0.8
 MIN_PEERS: Final = 2
 """Peers on whose word a node is blamed, unless its own kernel says so as well."""
 
@@ -35,7 +35,7 @@ NOISE: Final = 0.25
 NOISE_OF_ANSWERS: Final = 0.4
 """The same where a filter takes answers (SYN-ACK) as well: those to earlier tries are sent again for a while."""
 
-AT_MOST: Final = 1.3
+MAX_COUNTED_FACTOR: Final = 1.3
 """Times the packets that were lost. A kernel that took away more of them took something else."""
 
 Pair = tuple[int, int]
@@ -197,7 +197,7 @@ class _Matrix:
         ]
         explained = len(failed) - len(unexplained)
         share = len(unexplained) / max(len(tried) - explained, 1)
-        return share >= MOST_OF_THEM and bool(unexplained) and (len(failed) >= MIN_PEERS or heard)
+        return share >= MIN_FAILED_SHARE and bool(unexplained) and (len(failed) >= MIN_PEERS or heard)
 
     def _explained(self, culprit: tuple[int, Way]) -> list[Pair]:
         own = self._failures(*culprit)
@@ -301,9 +301,9 @@ class _Matrix:
         lost = COUNTED_DIALS * sum(cell in BLOCKED for pair in (*pairs, *answers) for cell in self.cells[pair])
         if grown is None or not lost or abs(idle) > (NOISE_OF_ANSWERS if answers else NOISE) * lost:
             return LostPackets.UNTOLD
-        if MOST_OF_THEM * lost <= grown - (0 if answers else idle) and grown <= AT_MOST * lost + idle:
+        if MIN_FAILED_SHARE * lost <= grown - (0 if answers else idle) and grown <= MAX_COUNTED_FACTOR * lost + idle:
             return LostPackets.HERE
-        return LostPackets.ELSEWHERE if grown <= (1 - MOST_OF_THEM) * lost else LostPackets.UNTOLD
+        return LostPackets.ELSEWHERE if grown <= (1 - MIN_FAILED_SHARE) * lost else LostPackets.UNTOLD
 
     def _end(self, node: int, pair: Pair, left: Mapping[Way, Mapping[int, Sequence[Pair]]]) -> tuple[LostPackets, Way]:
         """Tell what that end of a link took away, and on which way: of one link of several that fail there, since the counters

@@ -15,11 +15,11 @@ import msgspec
 
 from ddpdoctor.facts.fleet import Cell, Fleet, Link, Node
 
-CEILING: Final = 10_000.0
+MAX_COMPARED_RATE: Final = 10_000.0
 """Mbit/s that one TCP connection shows for sure."""
-SLOW: Final = 100.0
+SLOW_RATE: Final = 100.0
 """Mbit/s: less is slow whatever the fleet is used to."""
-USELESS: Final = 10.0
+USELESS_RATE: Final = 10.0
 CLAIMED_SHARE: Final = 0.1
 """Of what its interfaces claim: less is not what they are."""
 NOMINAL_OF_VIRTUAL: Final = 10_000
@@ -27,29 +27,29 @@ NOMINAL_OF_VIRTUAL: Final = 10_000
 
 LOSS, HEAVY_LOSS = 0.01, 0.1
 """Shares of segments that had to be sent again."""
-LATE, LATE_SECONDS = 10.0, 0.001
+LATE_FACTOR, LATE_SECONDS = 10.0, 0.001
 """A round trip so many times the usual one, and longer than this, is out of the ordinary."""
 
 MEDIAN_ABSOLUTE_DEVIATIONS: Final = 3.0
 FAR_BELOW, FAR_BELOW_AS_CPUS_GO = 0.5, 0.25
 """Of the usual rate: out of the ordinary. Where no interface says what it can do, a rate may be that of a busy CPU."""
-FEWEST_LINKS: Final = 4
+MIN_LINKS: Final = 4
 """To compare a link with the others."""
-FEWEST_NODES: Final = 3
+MIN_NODES: Final = 3
 """To compare a node with the others."""
-MANY_NODES: Final = 6
+LARGE_FLEET_NODES: Final = 6
 WORSE, WORSE_AMONG_FEW = 0.8, 0.5
 """A straggler has less than this of the usual rate: with few nodes, the usual one is not known so well."""
 
-ALL_OF_THEM: Final = 0.8
+MIN_BAD_SHARE: Final = 0.8
 """So large a share of a node's links in trouble is the node's trouble."""
 
-LIMITERS: Final = ("tbf", "htb", "hfsc", "cbq", "cake", "netem")
+LIMITING_QDISCS: Final = ("tbf", "htb", "hfsc", "cbq", "cake", "netem")
 """Queueing disciplines that hold packets back or lose them, and that nothing but a command puts at an interface's root."""
 
-MOST_DOUBTFUL: Final = 16
+MAX_DOUBTFUL_LINKS: Final = 16
 """Links that are measured once more, one after the other."""
-ALIKE: Final = 1.3
+MAX_RATIO_OF_LIKE_LINKS: Final = 1.3
 
 Pair = tuple[int, int]
 """Two nodes' ranks, the lower one first."""
@@ -67,7 +67,7 @@ class Straggler(msgspec.Struct, frozen=True):
     @property
     def fails(self) -> bool:
         """Whether one of its links would fail by itself."""
-        return any(link.error or (rate_of(link) or 0.0) < USELESS for link in self.links)
+        return any(link.error or (rate_of(link) or 0.0) < USELESS_RATE for link in self.links)
 
 
 class LinkTrouble(msgspec.Struct, frozen=True):
@@ -120,7 +120,7 @@ def stragglers(fleet: Fleet) -> tuple[Straggler, ...]:
 
     links = _by_node(link for link in fleet.links if rate_of(link) is not None)
     rates = {rank: median(map(_compared, own)) for rank, own in links.items() if len(own) > 1}
-    if len(rates) < FEWEST_NODES:
+    if len(rates) < MIN_NODES:
         return ()
     usual = median(rates.values())
     deviation = median(abs(rate - usual) for rate in rates.values())
@@ -129,7 +129,7 @@ def stragglers(fleet: Fleet) -> tuple[Straggler, ...]:
 
     def share(rank: int) -> float:
         """The share of the usual rate that is enough. With few links, that rate and a node's own aren't known so well; virtual ones are as fast as a busy CPU."""
-        many = len(rates) >= MANY_NODES and len(links[rank]) >= MANY_NODES - 1
+        many = len(rates) >= LARGE_FLEET_NODES and len(links[rank]) >= LARGE_FLEET_NODES - 1
         return FAR_BELOW_AS_CPUS_GO if rank in virtual else WORSE if many else WORSE_AMONG_FEW
 
     def elsewhere(rank: int) -> float:
@@ -164,7 +164,7 @@ def link_troubles(fleet: Fleet) -> tuple[LinkTrouble, ...]:
     rates = sorted(_compared(link) for link in measured if rate_of(link) is not None)
     usual_rate = median(rates) if rates else 0.0
     deviation = median(abs(rate - usual_rate) for rate in rates) if rates else 0.0
-    bound = usual_rate - MEDIAN_ABSOLUTE_DEVIATIONS * deviation if len(rates) >= FEWEST_LINKS else 0.0
+    bound = usual_rate - MEDIAN_ABSOLUTE_DEVIATIONS * deviation if len(rates) >= MIN_LINKS else 0.0
     usual_trip = median(link.round_trip for link in measured) if measured else 0.0
     claims = {
         node.rank: -1.0 if node.virtual and node.speed == NOMINAL_OF_VIRTUAL else float(node.speed)
@@ -176,10 +176,10 @@ def link_troubles(fleet: Fleet) -> tuple[LinkTrouble, ...]:
         if {link.a, link.b} & slow_nodes or (link.error and {link.a, link.b} & lost):
             continue
         slow = _is_slow(link, usual_rate, bound, claims)
-        late = link.round_trip > max(LATE * usual_trip, LATE_SECONDS) and len(measured) >= FEWEST_NODES
+        late = link.round_trip > max(LATE_FACTOR * usual_trip, LATE_SECONDS) and len(measured) >= MIN_NODES
         lossy = link.resent >= LOSS
         if slow or late or lossy or link.error:
-            useless = slow and (rate_of(link) or 0.0) < USELESS
+            useless = slow and (rate_of(link) or 0.0) < USELESS_RATE
             fails = bool(link.error) or link.resent >= HEAVY_LOSS or useless
             found.append(LinkTrouble(link, lossy, slow, late, fails, usual_rate, usual_trip))
     return tuple(found)
@@ -198,7 +198,7 @@ def doubtful_links(fleet: Fleet) -> tuple[Link, ...]:
         link for link in fleet.links if (link.a, link.b) in slow | bad and not link.error and link.resent < HEAVY_LOSS
     ]
     return tuple(
-        sorted(again, key=lambda link: (bool({link.a, link.b} & blamed), rate_of(link) or 0.0))[:MOST_DOUBTFUL]
+        sorted(again, key=lambda link: (bool({link.a, link.b} & blamed), rate_of(link) or 0.0))[:MAX_DOUBTFUL_LINKS]
     )
 
 
@@ -220,7 +220,7 @@ def hopeless_nodes(links: Iterable[Link]) -> frozenset[int]:
 
 def _rate_is_useless(link: Link) -> bool:
     rate = rate_of(link)
-    return bool(link.error) or (rate is not None and rate < USELESS)
+    return bool(link.error) or (rate is not None and rate < USELESS_RATE)
 
 
 def is_like(first: Link, second: Link) -> bool:
@@ -229,7 +229,7 @@ def is_like(first: Link, second: Link) -> bool:
         return False
     rates = ((first.forth, second.forth), (first.back, second.back))
     trips = [max(trip, LATE_SECONDS) for trip in (first.round_trip, second.round_trip)]
-    return all(max(pair) <= ALIKE * min(pair) for pair in (*rates, trips) if min(pair) > 0)
+    return all(max(pair) <= MAX_RATIO_OF_LIKE_LINKS * min(pair) for pair in (*rates, trips) if min(pair) > 0)
 
 
 def best_of(first: Link, second: Link) -> Link:
@@ -252,7 +252,7 @@ def _is_slow(link: Link, usual: float, bound: float, claims: dict[int, float]) -
         return False
     claimed = min((claims[rank] for rank in (link.a, link.b) if claims.get(rank, 0) > 0), default=0.0)
     below = FAR_BELOW if claimed else FAR_BELOW_AS_CPUS_GO
-    return rate < max(SLOW, CLAIMED_SHARE * min(claimed, CEILING), min(bound, below * usual))
+    return rate < max(SLOW_RATE, CLAIMED_SHARE * min(claimed, MAX_COMPARED_RATE), min(bound, below * usual))
 
 
 def data_interface(fleet: Fleet, node: Node) -> str:
@@ -267,7 +267,7 @@ def data_interface(fleet: Fleet, node: Node) -> str:
 
 def limiter(fleet: Fleet, node: Node) -> str:
     """The kind of the limiter on the interface that was measured through; "" where there is none."""
-    return node.qdisc if node.qdisc in LIMITERS and data_interface(fleet, node) == node.interface else ""
+    return node.qdisc if node.qdisc in LIMITING_QDISCS and data_interface(fleet, node) == node.interface else ""
 
 
 def find_common_nodes(bad: Collection[Pair], tried: Collection[Pair]) -> CommonNodes:
@@ -278,7 +278,7 @@ def find_common_nodes(bad: Collection[Pair], tried: Collection[Pair]) -> CommonN
     blamed = [
         rank
         for rank in sorted(nodes)
-        if len(failed[rank]) > 1 and len(failed[rank]) / max(len(own[rank]), 1) >= ALL_OF_THEM
+        if len(failed[rank]) > 1 and len(failed[rank]) / max(len(own[rank]), 1) >= MIN_BAD_SHARE
     ]
     if 2 * len(blamed) > len({rank for pair in tried for rank in pair}):
         return CommonNodes({}, tuple(sorted(bad)), everywhere=True)
@@ -301,7 +301,7 @@ def where_several_meet(pairs: Collection[Pair]) -> tuple[dict[int, tuple[Pair, .
 
 
 def _compared(link: Link) -> float:
-    return min(rate_of(link) or 0.0, CEILING)
+    return min(rate_of(link) or 0.0, MAX_COMPARED_RATE)
 
 
 def _by_node(links: Iterable[Link]) -> dict[int, list[Link]]:

@@ -9,7 +9,7 @@ import msgspec
 from ddpdoctor.base.findings import Evidence
 from ddpdoctor.base.text import listed
 from ddpdoctor.facts.fleet import Cell, Fleet, Reach
-from ddpdoctor.network_check.analysis.fault_location import BLOCKED, MOST_OF_THEM
+from ddpdoctor.network_check.analysis.fault_location import BLOCKED, MIN_FAILED_SHARE
 
 DIALLED = "TCP connections between all nodes"
 MET = {
@@ -38,7 +38,7 @@ class Tried(msgspec.Struct, frozen=True):
     @property
     def is_wrong(self) -> bool:
         """Whether most of the peers fail there: the word of one among several proves nothing."""
-        return bool(self.failed) and len(self.failed) >= MOST_OF_THEM * self.peers
+        return bool(self.failed) and len(self.failed) >= MIN_FAILED_SHARE * self.peers
 
     @property
     def who(self) -> str:

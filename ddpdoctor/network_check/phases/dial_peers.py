@@ -16,10 +16,10 @@ from ddpdoctor.network_check.protocol.order_limits import PortOutcome
 from ddpdoctor.network_check.protocol.peer_handshake import REACH, CutOffError, NotAPeerError, PeerStream, dial_peer
 from ddpdoctor.network_check.protocol.tcp_connections import system_words, unacknowledged_bytes
 
-NEXT_TO_NOTHING: Final = 2048
+MIN_PROGRESS_BYTES: Final = 2048
 """Bytes of the large message: where no more than these are acknowledged, it makes no progress."""
 
-SECOND_TRY: Final = 2
+SECOND_TRIES: Final = 2
 """Connections of the second try: their first packets are sent again at once and after 1 s, so that a link which loses
 every third packet isn't taken for a filter."""
 
@@ -89,7 +89,7 @@ class _Port(NamedTuple):
         first = await self._try(large=large)
         if not again or first.cell not in (Cell.SILENT, Cell.STALLED):
             return first
-        tries = [asyncio.ensure_future(self._try(large=large)) for _ in range(SECOND_TRY)]
+        tries = [asyncio.ensure_future(self._try(large=large)) for _ in range(SECOND_TRIES)]
         try:
             for attempt in asyncio.as_completed(tries):
                 found = await attempt
@@ -142,7 +142,7 @@ async def _send_large(found: PeerStream, seconds: float) -> PortOutcome:
             answer = await within(seconds, found.reader.readexactly(len(ARRIVED)))
         except TimeoutError:
             before, left = left, unacknowledged_bytes(found.writer)
-            if before - left <= NEXT_TO_NOTHING:
+            if before - left <= MIN_PROGRESS_BYTES:
                 taken = f"{LARGE_MESSAGE_BYTES - left} of {LARGE_MESSAGE_BYTES} bytes acknowledged in {seconds:.0f} s"
                 return PortOutcome(Cell.STALLED, taken)
         except EOFError:

@@ -25,15 +25,15 @@ GREETING_SECONDS: Final = 2.0
 STRANGER_SECONDS: Final = 8.0
 """After so long we no longer wait for something to go away that certainly isn't part of a job."""
 
-SHORTEST_PAUSE: Final = 0.2
-LONGEST_PAUSE: Final = 1.0
+MIN_PAUSE_SECONDS: Final = 0.2
+MAX_PAUSE_SECONDS: Final = 1.0
 """Seconds between tries: short at first, since nodes are started moments apart."""
 
-LATER: Final = 0.1
+IPV6_DELAY_SECONDS: Final = 0.1
 """Seconds that IPv6 leaves to IPv4 where the name has both: nodes that come the same way have addresses of one family, and
 the peers' are taken from them."""
 
-PROBES: Final = 4
+PROBE_PACKETS: Final = 4
 """First packets (SYN) by which a host finds out whether its own filter takes them away."""
 
 ANSWER_SECONDS: Final = 0.25
@@ -78,13 +78,17 @@ async def find_hub(
             break
         except UnknownNameError as error:
             search.unresolved(str(error))
-        if time.monotonic() + LONGEST_PAUSE >= deadline:
+        if time.monotonic() + MAX_PAUSE_SECONDS >= deadline:
             return search.meeting(), None
-        await asyncio.sleep(LONGEST_PAUSE)
+        await asyncio.sleep(MAX_PAUSE_SECONDS)
     search.resolved()
     both = any(destination.family == socket.AF_INET for destination in found)
     ways = [
-        _Way(destination.at_port(port), search, LATER if both and destination.family == socket.AF_INET6 else 0.0)
+        _Way(
+            destination.at_port(port),
+            search,
+            IPV6_DELAY_SECONDS if both and destination.family == socket.AF_INET6 else 0.0,
+        )
         for port in ports
         for destination in found
     ]
@@ -133,7 +137,7 @@ async def _first(ways: list[_Way], search: _Search, deadline: float) -> Connecti
 
 
 async def count_filtered(there: Destination, counter: Counter) -> int | None:
-    """Count how many of PROBES first packets to it, or of the answers to them, this host's own kernel takes away: all of them
+    """Count how many of PROBE_PACKETS first packets to it, or of the answers to them, this host's own kernel takes away: all of them
     at the least, or 0; None where it doesn't count them.
 
     connect() hands the packet to the filters on output before it returns, so that hardly anything else comes between the
@@ -141,7 +145,7 @@ async def count_filtered(there: Destination, counter: Counter) -> int | None:
     """
     looks = [getattr(count(there.address), counter)]
     with ExitStack() as held:
-        for probes in (0, PROBES):
+        for probes in (0, PROBE_PACKETS):
             for _ in range(probes):
                 with suppress(OSError):
                     # Open until the answer has had its time, or it would be one to nobody.
@@ -154,7 +158,7 @@ async def count_filtered(there: Destination, counter: Counter) -> int | None:
     if None in looks:
         return None
     idle, grown = looks[1] - looks[0], looks[2] - looks[1]
-    taken = grown >= PROBES if counter == "undelivered" else grown == PROBES
+    taken = grown >= PROBE_PACKETS if counter == "undelivered" else grown == PROBE_PACKETS
     return int(grown) if taken and not idle else 0
 
 
@@ -281,8 +285,8 @@ class _Way:
                 return connection
             if self._is_here_to_stay():
                 return None
-            pause = LONGEST_PAUSE if self._stranger[0] else self._search.seconds() / 20
-            await asyncio.sleep(max(SHORTEST_PAUSE, min(LONGEST_PAUSE, pause)))
+            pause = MAX_PAUSE_SECONDS if self._stranger[0] else self._search.seconds() / 20
+            await asyncio.sleep(max(MIN_PAUSE_SECONDS, min(MAX_PAUSE_SECONDS, pause)))
 
     async def look(self) -> None:
         """Try until somebody answers, but twice at most."""
@@ -292,7 +296,7 @@ class _Way:
                 connection.writer.close()
             if connection or self._stranger[0]:
                 return
-            await asyncio.sleep(LONGEST_PAUSE)
+            await asyncio.sleep(MAX_PAUSE_SECONDS)
 
     def _is_here_to_stay(self) -> bool:
         """A store may be that of a job which is about to end, and who says nothing may be one of ours that is overloaded."""

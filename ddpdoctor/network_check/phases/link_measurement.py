@@ -28,7 +28,7 @@ from ddpdoctor.network_check.protocol.tcp_connections import system_words
 T = TypeVar("T")
 
 PINGS: Final = 20
-FEWEST_PINGS: Final = 5
+MIN_PINGS: Final = 5
 PING_SHARE, BULK_SHARE = 0.2, 0.4
 """Of a measurement's seconds: for the ping-pongs, and for the transfer each way."""
 ROUND_TRIPS: Final = 6
@@ -40,9 +40,9 @@ moment doesn't."""
 BLOCK: Final = 1024 * 1024
 FIRST_BATCH: Final = 16 * 1024
 """About what TCP sends before the first acknowledgement."""
-MOST_GROWTH: Final = 8
+MAX_GROWTH: Final = 8
 LARGEST_BATCH: Final = 1024**3
-SERVED_SECONDS: Final = 15.0
+MAX_SERVED_SECONDS: Final = 15.0
 """A visitor that takes longer is no peer: no order leaves that much time."""
 
 READY: Final = b"r"
@@ -55,7 +55,7 @@ RETRANS, BYTES_ACKED, DATA_SEGS_OUT, DSACK_DUPS = 100, 120, 156, 216
 """Where tcpi_total_retrans, tcpi_bytes_acked, tcpi_data_segs_out and tcpi_dsack_dups stand in the kernel's struct tcp_info
 (linux/tcp.h). The last one since Linux 5.0; it counts what was sent again for nothing, as after reordering."""
 TCP_INFO_SIZE: Final = 220
-CHANCE: Final = 3
+MIN_RESENT_SEGMENTS: Final = 3
 """Fewer segments sent again say nothing: a loss probe that came too soon is one."""
 
 
@@ -67,7 +67,7 @@ class Counts(msgspec.Struct, frozen=True):
 
     @property
     def share(self) -> float:
-        return min(self.resent / self.sent, 1.0) if self.sent and self.resent >= CHANCE else 0.0
+        return min(self.resent / self.sent, 1.0) if self.sent and self.resent >= MIN_RESENT_SEGMENTS else 0.0
 
 
 class Wire:
@@ -220,7 +220,7 @@ def _ping_pong(wire: Wire, seconds: float, trips: list[float]) -> None:
     frame = FRAME.pack(PING, 0)
     began = now = time.perf_counter()
     while len(trips) < PINGS:
-        share = PING_SHARE if len(trips) >= FEWEST_PINGS else 1.0
+        share = PING_SHARE if len(trips) >= MIN_PINGS else 1.0
         if trips and now - began > seconds * share:
             return
         wire.send(frame)
@@ -273,7 +273,7 @@ def _rate(batch: Callable[[int], None], seconds: float, trip: float) -> float:
         batch(size)
         best, tried = min(best, time.perf_counter() - started), tried + 1
         if best < enough / 2 and size < LARGEST_BATCH and time.perf_counter() - began < seconds:
-            size = min(int(size * min(MOST_GROWTH, enough / best)), LARGEST_BATCH)
+            size = min(int(size * min(MAX_GROWTH, enough / best)), LARGEST_BATCH)
             best, tried = math.inf, 0
     return _megabits(size, max(best - trip, best / 2))
 
@@ -299,7 +299,7 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     """Let a visitor measure the link to us, until it hangs up. The caller closes the writer."""
     del reader  # The visitor says nothing until we are ready.
     with suppress(OSError):
-        await _in_thread(writer, time.monotonic() + SERVED_SECONDS, _follow)
+        await _in_thread(writer, time.monotonic() + MAX_SERVED_SECONDS, _follow)
 
 
 def _follow(wire: Wire) -> None:

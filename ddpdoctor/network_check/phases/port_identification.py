@@ -22,10 +22,10 @@ SSH: Final = "an SSH server"
 SILENT: Final = "something that says nothing"
 ELSE: Final = "something else"
 
-PATIENCE: Final = 1.0
+ANSWER_SECONDS: Final = 1.0
 """Seconds to wait for an answer to one question."""
 
-MOST: Final = 1024
+MAX_ANSWER_BYTES: Final = 1024
 """Bytes of an answer that are looked at."""
 
 VALIDATE: Final = 0
@@ -72,14 +72,14 @@ def _line(said: bytes, header: bytes = b"") -> str:
 
 async def _ask(there: Destination, question: bytes) -> bytes | None:
     """The first bytes of its answer, b"" where it says nothing, None where it can't be reached."""
-    _, connection = await connect(there, PATIENCE)
+    _, connection = await connect(there, ANSWER_SECONDS)
     if connection is None:
         return None
-    reader, writer = await asyncio.open_connection(sock=connection, limit=MOST)
+    reader, writer = await asyncio.open_connection(sock=connection, limit=MAX_ANSWER_BYTES)
     try:
         writer.write(question)
         with suppress(TimeoutError):
-            return await within(PATIENCE, _all_of(reader))
+            return await within(ANSWER_SECONDS, _all_of(reader))
     except OSError:
         pass
     finally:
@@ -89,9 +89,9 @@ async def _ask(there: Destination, question: bytes) -> bytes | None:
 
 async def _all_of(reader: asyncio.StreamReader) -> bytes:
     """Read what comes first; of text, up to its headers' end, as far as that follows at once."""
-    said = await reader.read(MOST)
-    while said.startswith(b"HTTP/") and b"\r\n\r\n" not in said and len(said) < MOST:
-        more = await reader.read(MOST)
+    said = await reader.read(MAX_ANSWER_BYTES)
+    while said.startswith(b"HTTP/") and b"\r\n\r\n" not in said and len(said) < MAX_ANSWER_BYTES:
+        more = await reader.read(MAX_ANSWER_BYTES)
         if not more:
             break
         said += more

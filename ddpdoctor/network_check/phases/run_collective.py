@@ -25,7 +25,7 @@ SCRIPT = Path(__file__).parents[2] / "probes" / "target_python" / "collective.py
 
 FOLDER: Final = Needs(prefix="ddpdoctor-netcheck-")
 
-MOST_WORDS = 600
+MAX_WORDS_LENGTH = 600
 """Characters of what torch said."""
 
 LOG_PREFIX = re.compile(r"^(?:\[rank\d+\]:\s*)?\[[EWF]\d{4} [^\]]*\]\s*(?:\[c10d\]\s*)?")
@@ -115,12 +115,12 @@ def _understood(ended: EndedProgram, word: str, seconds: float, warnings: str) -
     if not told:
         return OrderFailed(why=f"the target Python can't be asked: {_silence(ended, seconds)}")
     if "absent" in told:
-        return OrderFailed(why=str(told["absent"])[:MOST_WORDS])
+        return OrderFailed(why=str(told["absent"])[:MAX_WORDS_LENGTH])
     ok = told.get("ok") is True
-    stage = str(told.get("stage", "import"))[:MOST_WORDS]
+    stage = str(told.get("stage", "import"))[:MAX_WORDS_LENGTH]
     hung = ended.timed_out and not ok and "error" not in told
     words = "" if ok else SOURCE_FOLDER.sub(r"\1", _words(told, ended, seconds, warnings))
-    return Collected(stage=stage, ok=ok, words=words[:MOST_WORDS], seconds=round(seconds, 3), hung=hung)
+    return Collected(stage=stage, ok=ok, words=words[:MAX_WORDS_LENGTH], seconds=round(seconds, 3), hung=hung)
 
 
 def _told(stdout: bytes, word: str) -> dict[str, Any]:

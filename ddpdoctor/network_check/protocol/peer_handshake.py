@@ -18,10 +18,10 @@ from ddpdoctor.network_check.protocol.tokens import matches, proof
 
 T = TypeVar("T")
 
-MOST: Final = 512
+MAX_VISIT_LINE_BYTES: Final = 512
 """Bytes of a visit's lines."""
 
-SECONDS: Final = 5.0
+HELLO_SECONDS: Final = 5.0
 """How long a visitor may take to say who it is."""
 
 REACH, MEASURE = "reach", "measure"
@@ -121,10 +121,10 @@ async def accept_peer(
         NotAPeerError: it is of another run.
         PeerHandshakeError: it is gone.
     """
-    knock = await within(SECONDS, _hear(reader, DialHello))
+    knock = await within(HELLO_SECONDS, _hear(reader, DialHello))
     nonce = secrets.token_hex(16)
     await _say(writer, ListenerReply(node, nonce, proof(run, "host", knock.nonce, nonce, node)))
-    shown = await within(SECONDS, _hear(reader, DialProof))
+    shown = await within(HELLO_SECONDS, _hear(reader, DialProof))
     if not matches(shown.proof, proof(run, "visitor", knock.nonce, nonce, knock.node, knock.purpose, node)):
         raise NotAPeerError("a visitor of another run")
     return knock.node, knock.purpose
@@ -141,7 +141,7 @@ async def _say(writer: asyncio.StreamWriter, what: DialHello | ListenerReply | D
 async def _hear(reader: asyncio.StreamReader, kind: type[T]) -> T:
     try:
         line = await reader.readuntil(b"\n")
-        if len(line) > MOST:
+        if len(line) > MAX_VISIT_LINE_BYTES:
             raise NotAPeerError("it answered with a line that is too long")
         return msgspec.json.decode(line, type=kind)
     except (asyncio.IncompleteReadError, OSError) as error:

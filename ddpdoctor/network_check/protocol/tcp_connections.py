@@ -21,13 +21,13 @@ from ddpdoctor.facts.meeting import Attempt, ConnectOutcome
 CONNECT_SECONDS: Final = 3.5
 """Seconds a try. The kernel gives a neighbour that doesn't answer up after three seconds, and that word is worth waiting for."""
 
-NEIGHBOUR_GIVEN_UP: Final = 2.5
+NEIGHBOUR_SECONDS: Final = 2.5
 """Seconds. EHOSTUNREACH that comes sooner was sent by somebody; later, it is the kernel that asked for a neighbour in vain."""
 
-SEGMENT: Final = 1200
+SEGMENT_BYTES: Final = 1200
 """Bytes of a TCP segment, both ways: so much passes where longer packets get lost, and it is for a later phase to say so."""
 
-LOOK_AGAIN: Final = 0.05
+LOOK_AGAIN_SECONDS: Final = 0.05
 """Seconds until a socket that is woken without a reason is looked at once more."""
 
 THIN_LINEAR_TIMEOUTS: Final = 16
@@ -100,7 +100,7 @@ async def connect(to: Destination, seconds: float = CONNECT_SECONDS) -> tuple[At
     try:
         connection.setblocking(False)
         with suppress(OSError):
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)
             send_again_soon(connection)
         with suppress(BlockingIOError):
             connection.connect(to.sockaddr)
@@ -143,7 +143,7 @@ async def _answered(connection: socket.socket) -> None:
                 raise
         else:
             return
-        await asyncio.sleep(LOOK_AGAIN)
+        await asyncio.sleep(LOOK_AGAIN_SECONDS)
 
 
 async def _writable(connection: socket.socket) -> None:
@@ -177,7 +177,7 @@ def _outcome_of_answer(error: OSError, address: str, seconds: float) -> ConnectO
     if error.errno == errno.ETIMEDOUT:
         return ConnectOutcome.SILENT
     if error.errno == errno.EHOSTUNREACH:
-        nobody = seconds >= NEIGHBOUR_GIVEN_UP or _is_unknown_neighbour(address)
+        nobody = seconds >= NEIGHBOUR_SECONDS or _is_unknown_neighbour(address)
         return ConnectOutcome.NO_HOST if nobody else ConnectOutcome.PROHIBITED
     return _outcome(error)
 

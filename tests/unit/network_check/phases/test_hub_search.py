@@ -34,7 +34,7 @@ def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the loopback an answer comes sooner than over a network."""
     monkeypatch.setattr(arriving, "GREETING_SECONDS", 0.6)
     monkeypatch.setattr(arriving, "STRANGER_SECONDS", 3.0)
-    monkeypatch.setattr(identification, "PATIENCE", 0.5)
+    monkeypatch.setattr(identification, "ANSWER_SECONDS", 0.5)
 
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[None, None, None]]
@@ -353,11 +353,11 @@ def test_a_resolver_that_fails_is_quoted_in_its_own_words() -> None:
 @pytest.mark.parametrize(
     ("looks", "kept"),
     [
-        ((7, 7, 7 + arriving.PROBES), arriving.PROBES),
+        ((7, 7, 7 + arriving.PROBE_PACKETS), arriving.PROBE_PACKETS),
         ((7, 7, 7), 0),
         # Something else is taken away all the time, as many or more.
-        ((7, 11, 7 + 2 * arriving.PROBES), 0),
-        ((7, 7, 7 + 3 * arriving.PROBES), 0),
+        ((7, 11, 7 + 2 * arriving.PROBE_PACKETS), 0),
+        ((7, 7, 7 + 3 * arriving.PROBE_PACKETS), 0),
         ((7, 7, 8), 0),
         ((None, None, None), None),
     ],
@@ -376,12 +376,12 @@ def test_only_what_was_just_sent_tells_of_ones_own_filter(
 @pytest.mark.parametrize(
     ("looks", "taken"),
     [
-        ((7, 7, 7 + arriving.PROBES), arriving.PROBES),
+        ((7, 7, 7 + arriving.PROBE_PACKETS), arriving.PROBE_PACKETS),
         # Some are answered again meanwhile.
-        ((7, 7, 7 + 2 * arriving.PROBES), 2 * arriving.PROBES),
+        ((7, 7, 7 + 2 * arriving.PROBE_PACKETS), 2 * arriving.PROBE_PACKETS),
         ((7, 7, 7), 0),
         # Something else is taken away all the time.
-        ((7, 8, 8 + arriving.PROBES), 0),
+        ((7, 8, 8 + arriving.PROBE_PACKETS), 0),
         ((7, 7, 8), 0),
         ((None, None, None), None),
     ],
