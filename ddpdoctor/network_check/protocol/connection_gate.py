@@ -146,17 +146,27 @@ class ConnectionGate:
         return waiting >= self._limits.pending_per_address or self.allowance.is_spent(address)
 
     async def _make_room(self) -> None:
-        """Wait until one more may be pending. Of the addresses that have most of them here, but for one, the oldest must go."""
+        """Wait until one more may be pending. Of the address that has most of them here, the oldest must go; while that is too
+        young, the oldest of another that has half as many at the least."""
         while len(self._pending) >= self._limits.pending:
-            crowds = Counter(pending.address for pending in self._pending.values())
-            most = max(crowds.values())
-            task, oldest = next(item for item in self._pending.items() if crowds[item[1].address] >= most - 1)
-            if asyncio.get_running_loop().time() - oldest.since < self._limits.grace:
+            if (evicted := self._oldest_of_a_crowd()) is None:
                 await asyncio.sleep(POLL_SECONDS)
                 continue
-            self._forget(task)
-            task.cancel()
-            self._note_eviction(oldest.address)
+            address = self._pending[evicted].address
+            self._forget(evicted)
+            evicted.cancel()
+            self._note_eviction(address)
+
+    def _oldest_of_a_crowd(self) -> asyncio.Task[None] | None:
+        now = asyncio.get_running_loop().time()
+        crowds = Counter(pending.address for pending in self._pending.values()).most_common()
+        for crowd, count in crowds:
+            if 2 * count < crowds[0][1]:
+                return None
+            task, oldest = next(item for item in self._pending.items() if item[1].address == crowd)
+            if now - oldest.since >= self._limits.grace:
+                return task
+        return None
 
     def _end_of(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

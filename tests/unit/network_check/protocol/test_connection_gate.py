@@ -106,8 +106,8 @@ def test_of_the_address_that_has_most_of_them_the_oldest_makes_room() -> None:
     assert run(go()) == ({"127.0.0.9"}, b"in\n")
 
 
-def test_where_several_addresses_have_as_many_the_oldest_of_all_goes() -> None:
-    """However young the newest of the largest crowd are: nobody waits for them to age."""
+def test_while_the_largest_crowd_is_young_the_oldest_of_another_goes() -> None:
+    """Of one that is half as large at the least: nobody waits for the young ones to age."""
 
     async def go() -> list[str]:
         evicted: list[str] = []
@@ -120,7 +120,26 @@ def test_where_several_addresses_have_as_many_the_oldest_of_all_goes() -> None:
             await asyncio.sleep(0.15)
             return evicted
 
-    assert run(go()) == ["127.0.0.8", "127.0.0.8", "127.0.0.9"]
+    assert run(go()) == ["127.0.0.8", "127.0.0.9", "127.0.0.8"]
+
+
+def test_a_single_node_is_not_evicted_for_a_young_crowd() -> None:
+    """However slow it is: room is made by the crowd, as soon as that is old enough."""
+
+    async def go() -> list[str]:
+        evicted: list[str] = []
+        async with gate(msgspec.structs.replace(LIMITS, grace=0.3), evicted) as (_, port):
+            await dial(port, "127.0.0.8")
+            await asyncio.sleep(0.35)
+            for _ in range(3):
+                await dial(port, "127.0.0.9")
+            await dial(port, "127.0.0.10")
+            await asyncio.sleep(0.15)
+            assert evicted == []
+            await asyncio.sleep(0.3)
+            return evicted
+
+    assert run(go()) == ["127.0.0.9"]
 
 
 def test_more_of_one_address_than_may_be_pending_are_turned_away() -> None:
