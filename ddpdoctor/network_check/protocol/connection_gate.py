@@ -22,14 +22,14 @@ class GateLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     pending: int
     """At a time; the others wait in the kernel's queue."""
-    pending_per_address: int
-    """More of one address are turned away, so that nobody fills the room."""
     grace: float
     """Seconds that each has before it must make room for another."""
     burst: int
     """Strangers of one address, before it isn't listened to any more."""
     refill: float = 0.0
     """As many more each second."""
+    pending_per_address: int | None = None
+    """More of one address are turned away, so that nobody fills the room; None: they wait like all others."""
 
 
 class _Pending(NamedTuple):
@@ -143,7 +143,8 @@ class ConnectionGate:
     def _is_refused(self, address: str) -> bool:
         """Whether so many from there have shown nothing, or have yet to, that one more isn't listened to."""
         waiting = sum(pending.address == address for pending in self._pending.values())
-        return waiting >= self._limits.pending_per_address or self.allowance.is_spent(address)
+        limit = self._limits.pending_per_address
+        return (limit is not None and waiting >= limit) or self.allowance.is_spent(address)
 
     async def _make_room(self) -> None:
         """Wait until one more may be pending. Of the address that has most of them here, the oldest must go; while that is too

@@ -124,7 +124,6 @@ class HandshakeServer:
         self._changed = changed
         gate_limits = GateLimits(
             pending=limits.unproved,
-            pending_per_address=limits.unproved,
             grace=limits.grace,
             burst=STRANGERS_PER_ADDRESS,
             refill=STRANGERS_PER_SECOND,

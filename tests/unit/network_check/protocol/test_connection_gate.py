@@ -152,6 +152,18 @@ def test_more_of_one_address_than_may_be_pending_are_turned_away() -> None:
     assert run(go()) == ([], b"")
 
 
+def test_without_a_limit_of_their_own_those_of_one_address_wait_for_room() -> None:
+    """As the ranks that a launcher has started on one host."""
+
+    async def go() -> list[bytes]:
+        limits = msgspec.structs.replace(LIMITS, pending_per_address=None, burst=100)
+        async with gate(limits, []) as (_, port):
+            crowd = [await dial(port, "127.0.0.9", b"ours\n") for _ in range(30)]
+            return [await reader.readline() for reader in crowd]
+
+    assert run(go()) == [b"in\n"] * 30
+
+
 def test_who_was_admitted_is_no_stranger_and_stays_when_the_gate_is_closed() -> None:
     async def go() -> tuple[bool, bool]:
         async with gate(msgspec.structs.replace(LIMITS, burst=1, refill=0.0), []) as (one, port):
