@@ -183,7 +183,7 @@ def _is_loopback_text(name: str) -> bool:
 def ipv6_mismatch(
     network: Network, environment: Environment, nccl: Nccl, fleet: Fleet, meeting: Maybe[Meeting]
 ) -> Iterator[Finding]:
-    """Name or settings ask for IPv6, and this host hasn't got it (or the other way round).
+    """Names or settings ask for IPv6, and this host hasn't got it (or the other way round).
 
     ## What breaks
     Connecting fails with "Address family not supported by protocol" or "Network is unreachable", or NCCL finds no interface.
