@@ -20,15 +20,20 @@ hypothesis.settings.register_profile("ddpdoctor", deadline=None)
 hypothesis.settings.load_profile("ddpdoctor")
 
 
-def pytest_configure() -> None:
-    """By nohup, or in a script's background, these are ignored, and what is started here would ignore them, too."""
+def pytest_configure(config: pytest.Config) -> None:
+    # Side by side (-n), files begin in the order below, not those of most tests first.
+    config.option.loadscopereorder = False
+    # By nohup, or in a script's background, these are ignored, and what is started here would ignore them, too.
     for number in (signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What a person's machine can't do is skipped there, by name; in CI it runs, and fails."""
+    """Slow files begin first, so that none runs alone in the end. What a person's machine can't do is skipped there, by name; in CI it
+    runs, and fails."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
     if os.environ.get("CI"):
         return
     for item in items:

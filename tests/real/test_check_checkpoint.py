@@ -15,18 +15,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import numpy
 import pytest
 import torch
 import torch.distributed.checkpoint
 
 from ddpdoctor.checks.catalogue import all_checks, find_check
-from tests.support.command import ROOT, ddpdoctor, plain_environ
+from tests.support.command import ddpdoctor, plain_environ
+from tests.support.report_schema import check_against_schema
 from tests.support.sickness import check as check_all
 
 SLUGS = {one.slug for one in all_checks() if "checkpoints" in one.groups}
-SCHEMA = json.loads((ROOT / "ddpdoctor" / "report" / "report.schema.json").read_text())
 
 Write = Callable[[Path], object]
 
@@ -62,7 +61,7 @@ class Report:
         assert ended.stderr == ""
         self.code = ended.returncode
         self.json = json.loads(ended.stdout)
-        jsonschema.Draft202012Validator(SCHEMA).validate(self.json)
+        check_against_schema(self.json)
         assert not [one for one in self.json["not_tested"] if one["why"] == "crashed"]
         told = {one["slug"] for one in self.json["findings"] + self.json["not_tested"]}
         assert (told | {*self.json["passed"]}) & SLUGS == SLUGS

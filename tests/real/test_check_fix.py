@@ -18,7 +18,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from ddpdoctor.checks.catalogue import select as select_checks
@@ -26,9 +25,9 @@ from ddpdoctor.fixes import proof
 from ddpdoctor.fixes.proof import Unproved, look_again
 from tests.real.smoke_runs import Estate, wait_for
 from tests.support.checkpoints import on, pins, save
-from tests.support.command import ROOT, command, ddpdoctor, plain_environ
+from tests.support.command import command, ddpdoctor, plain_environ
+from tests.support.report_schema import check_against_schema
 
-SCHEMA = json.loads((ROOT / "ddpdoctor" / "report" / "report.schema.json").read_text())
 OURS = ("check", "--fix", "--python", sys.executable)
 ILL = {"GLOO_SOCKET_IFNAME": "eth99", "CUDA_LAUNCH_BLOCKING": "1", "OMP_NUM_THREADS": "1000"}
 CHOSEN = ("--select", "gloo-ifname-not-found,setting-dangerous,omp-threads,ckpt-device-pin", "--nproc", "2")
@@ -55,7 +54,7 @@ def test_settings_and_a_checkpoint_are_fixed_and_confirmed(pinned: Path) -> None
         *OURS, *CHOSEN, "--checkpoint", "ckpt.pt", "--yes", "--json", environ=ILL, cwd=folder, timeout=110
     )
     report = json.loads(ended.stdout)
-    jsonschema.Draft202012Validator(SCHEMA).validate(report)
+    check_against_schema(report)
     confirmed = ("confirmed", "its check passes now, and smoke passed")
     assert by_slug(report) == dict.fromkeys(
         ("gloo-ifname-not-found", "setting-dangerous", "omp-threads", "ckpt-device-pin"), confirmed
@@ -81,7 +80,7 @@ def test_a_dry_run_shows_it_all_and_changes_nothing(pinned: Path) -> None:
     assert ended.returncode == 1
     assert ended.stdout.count("WOULD APPLY") == 4
     report = json.loads(ddpdoctor(*arguments, "--json", environ=ILL, cwd=pinned.parent).stdout)
-    jsonschema.Draft202012Validator(SCHEMA).validate(report)
+    check_against_schema(report)
     assert {state for state, _ in by_slug(report).values()} == {"would-apply"}
     assert files(pinned.parent) == before
 

@@ -12,7 +12,6 @@ import sys
 import time
 from pathlib import Path
 
-import jsonschema
 import pytest
 
 from ddpdoctor.base.unknown import Unknown
@@ -22,8 +21,8 @@ from ddpdoctor.facts.snapshot import GROUPS
 from tests.real.libnccl import beside_torch
 from tests.support.command import ROOT, command, ddpdoctor, plain_environ
 from tests.support.fixture_hosts import JSON_NAMES, healthy_facts, host_case, to_snapshot
+from tests.support.report_schema import check_against_schema
 
-SCHEMA = json.loads((ROOT / "ddpdoctor" / "report" / "report.schema.json").read_text())
 SICK = "shm-too-small/sick-docker-default"
 
 
@@ -48,7 +47,7 @@ def healthy(tmp_path: Path) -> Path:
 
 def test_every_check_says_something_of_this_host(this_host: subprocess.CompletedProcess[str]) -> None:
     report = json.loads(this_host.stdout)
-    jsonschema.Draft202012Validator(SCHEMA).validate(report)
+    check_against_schema(report)
     told = {one["slug"] for one in report["findings"] + report["not_tested"]} | set(report["passed"])
     assert told == {one.slug for one in all_checks()}
     assert not [one for one in report["not_tested"] if one["why"] == "crashed"]

@@ -13,14 +13,13 @@ from pathlib import Path
 from subprocess import PIPE
 from typing import Any
 
-import jsonschema
 import pytest
 
-from ddpdoctor.report.contract import json_schema
 from tests.real.test_check_fix import at_a_terminal
 from tests.support.command import command, ddpdoctor, plain_environ
 from tests.support.fixture_hosts import host_case
 from tests.support.free_ports import free_port
+from tests.support.report_schema import check_against_schema
 
 SHM = """\
 [rank0]: step 100 loss 2.31
@@ -51,7 +50,7 @@ def told(*arguments: str | Path) -> dict[str, Any]:
     """The JSON, which holds to its schema and agrees with the exit code."""
     ended = ddpdoctor("diagnose-log", *arguments, "--json")
     report = json.loads(ended.stdout)
-    jsonschema.Draft202012Validator(json_schema()).validate(report)
+    check_against_schema(report)
     assert ended.returncode == {"ok": 0, "warn": 1, "fail": 1, "unknown": 2}[report["verdict"]]
     assert isinstance(report, dict)
     return report

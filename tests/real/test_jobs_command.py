@@ -9,14 +9,13 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from ddpdoctor.facts.gpus import GpuHolder
-from ddpdoctor.report.contract import json_schema
 from tests.real.nvml import FakeNvidia, holding
 from tests.real.running_jobs import RunningJob, by_hand, launched, started_by_itself, state, torchrun, wait_until
 from tests.support.command import ddpdoctor
+from tests.support.report_schema import check_against_schema
 
 GIB = 1 << 30
 
@@ -26,7 +25,7 @@ def told(*arguments: object, environ: dict[str, str] | None = None) -> dict[str,
     done = ddpdoctor("jobs", "--json", *map(str, arguments), environ=environ)
     assert done.returncode in (0, 1), done.stdout + done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
-    jsonschema.validate(report, json_schema())
+    check_against_schema(report)
     assert done.returncode == (1 if report["verdict"] == "fail" else 0)
     return report
 

@@ -15,10 +15,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import jsonschema
 import pytest
 
-from ddpdoctor import report
 from ddpdoctor.api import training
 from ddpdoctor.base.signals import StoppedBySignal
 from ddpdoctor.cli import smoke as command_module
@@ -27,9 +25,9 @@ from ddpdoctor.facts.smoke import RankEnding, Smoke
 from ddpdoctor.smoke_training.local import training as conducting
 from tests.real.nvml import FakeNvidia
 from tests.support.command import command, ddpdoctor, plain_environ
+from tests.support.report_schema import check_against_schema
 from tests.support.smokes import examined_smoke, rank_run, smoke_of_ranks
 
-SCHEMA_FILE = Path(report.__file__).parent / "report.schema.json"
 SHORT = ("--stages", "barrier,all_reduce")
 
 
@@ -60,7 +58,7 @@ def test_a_healthy_run_of_two_ranks() -> None:
     done = smoke("--nproc", "2", "--json", "-v")
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(done.stdout)
-    jsonschema.validate(told, json.loads(SCHEMA_FILE.read_text()))
+    check_against_schema(told)
     assert told["command"] == "smoke"
     assert told["verdict"] == "ok"
     facts = told["smoke"]
@@ -91,7 +89,7 @@ def test_the_same_as_json_tells_rank_stage_and_the_host_s_findings() -> None:
     done = smoke("--nproc", "2", *SHORT, "--json", environ=fault(0, "barrier", "exit"))
     assert done.returncode == 1, done.stdout + done.stderr
     told = json.loads(done.stdout)
-    jsonschema.validate(told, json.loads(SCHEMA_FILE.read_text()))
+    check_against_schema(told)
     assert told["verdict"] == "fail"
     first = told["smoke"]["ranks"][0]
     assert first["ending"] == "exited"
@@ -233,7 +231,7 @@ def test_scaling_has_figures_for_every_number_of_ranks() -> None:
     done = smoke("--nproc", "2", "--stages", "barrier", "--backend", "gloo", "--scaling", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(done.stdout)
-    jsonschema.validate(told, json.loads(SCHEMA_FILE.read_text()))
+    check_against_schema(told)
     scaling = told["smoke"]["scaling"]
     one, two, data_parallel = scaling["speeds"]
     assert [(speed["ranks"], speed["way"], speed["problem"]) for speed in (one, two)] == [

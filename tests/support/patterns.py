@@ -85,6 +85,7 @@ def modules() -> tuple[tuple[ModuleType, ast.Module, str], ...]:
     return tuple(found)
 
 
+@cache
 def collected() -> tuple[list[Expression], list[str]]:
     """All expressions; and where there are such as can't be told from the source, and how they are written."""
     by_name = _methods_by_name()

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 import pytest
 
 from ddpdoctor.facts.hang import Frame, Hang, RankLook, Watched
@@ -120,7 +121,11 @@ class Timeline:
 
     def sampled(self, began: float, seconds: int, rate: int, dice: Random) -> Watched:
         """As py-spy writes what it read, now and then a stack that was torn while it was read."""
-        stacks: Counter[Stack] = Counter(self.stack(began + count / rate) for count in range(seconds * rate))
+        moments = began + np.arange(seconds * rate) / rate
+        spans = np.searchsorted(self.starts, moments, side="right") - 1
+        stacks: Counter[Stack] = Counter()
+        for span, count in zip(*np.unique(np.maximum(spans, 0), return_counts=True), strict=True):
+            stacks[self.spans[span].stack] += int(count)
         lines = [_line(self.pid, stack, count) for stack, count in stacks.items()]
         if dice.random() < 0.2:
             lines.append(_line(self.pid, stacks.most_common(1)[0][0][:2], 1))

@@ -10,7 +10,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import msgspec
 import pytest
 
@@ -23,10 +22,11 @@ from ddpdoctor.checks.catalogue import select
 from ddpdoctor.cli.fix_checkpoint import FilesProgress
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.checkpoints import CheckpointFile, DeviceText, GlobalName, KeyPrefix, Pins
-from ddpdoctor.report.contract import json_schema, to_json
+from ddpdoctor.report.contract import to_json
 from ddpdoctor.report.document import Paragraph
 from ddpdoctor.report.reported_checkpoints import Action, CheckpointOutcome, Moved
 from ddpdoctor.report.terminal import Screen, screen_for
+from tests.support.report_schema import check_against_schema
 
 BEFORE = CheckpointFile(
     path="runs/ckpt.pt",
@@ -352,7 +352,7 @@ def test_colours_only_where_they_are_wanted(monkeypatch: pytest.MonkeyPatch, tmp
 def test_json_follows_the_schema_and_the_same_checks_judge_the_files() -> None:
     report = fixing_report([FIXED, REFUSED], select(["checkpoint"]))
     content = msgspec.json.decode(to_json(report))
-    jsonschema.Draft202012Validator(json_schema()).validate(content)
+    check_against_schema(content)
     assert [one["action"] for one in content["files"]] == ["fixed", "refused"]
     assert content["files"][0]["before"]["pins"][0]["device"] == "cuda:7"
     assert content["verdict"] == "fail"

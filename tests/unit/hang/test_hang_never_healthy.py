@@ -40,9 +40,11 @@ def judged(hang: Hang, of: str) -> Verdict:
     return examination.verdict
 
 
-def test_no_healthy_job_fails_in_a_thousand_watches() -> None:
-    found = judge(range(250))
-    assert found.total() == 1000
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 250, 50))
+def test_no_healthy_job_fails_in_a_thousand_watches(first: int) -> None:
+    found = judge(range(first, first + 50))
+    assert found.total() == 200
     assert found[True, Verdict.OK] > found[True, Verdict.WARN]
 
 

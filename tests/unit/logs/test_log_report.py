@@ -6,7 +6,6 @@ import io
 import json
 from pathlib import Path
 
-import jsonschema
 import msgspec
 import pytest
 
@@ -22,11 +21,12 @@ from ddpdoctor.logs.reading import read_logs
 from ddpdoctor.logs.render import log_document
 from ddpdoctor.logs.render_json import log_report
 from ddpdoctor.logs.render_words import clock, harmless, headline, how_it_ended, judged_as, noise, outcome, quoted
-from ddpdoctor.report.contract import json_schema, to_json
+from ddpdoctor.report.contract import to_json
 from ddpdoctor.report.terminal import text_of
 from tests.log_corpus import LOGS, log_of
 from tests.support.fixture_hosts import host_case
 from tests.support.logs_by_hand import log, read, seen
+from tests.support.report_schema import check_against_schema
 
 SHM = "RuntimeError: unable to open shared memory object </torch_17> in read-write mode: No space left on device (28)"
 TRACEBACK = """\
@@ -198,7 +198,7 @@ def test_json_holds_to_its_schema_and_says_the_same(tmp_path: Path) -> None:
     judgement = judged(tmp_path, sick_run(stamp="2026-11-22T02:13:07Z "))
     for with_facts in (False, True):
         told = json.loads(to_json(log_report(judgement, with_facts=with_facts)))
-        jsonschema.Draft202012Validator(json_schema()).validate(told)
+        check_against_schema(told)
         assert ("facts" in told) is with_facts
     assert (told["command"], told["verdict"], told["host"]) == ("diagnose-log", "fail", "")
     assert told["findings"][0]["slug"] == "shm-too-small"
@@ -213,7 +213,7 @@ def test_json_holds_to_its_schema_and_says_the_same(tmp_path: Path) -> None:
 
 def test_json_of_what_can_not_be_read() -> None:
     told = json.loads(to_json(NoVerdictError("diagnose-log", ["run.log: No such file or directory"]).report()))
-    jsonschema.Draft202012Validator(json_schema()).validate(told)
+    check_against_schema(told)
     assert (told["verdict"], told["problems"]) == ("unknown", ["run.log: No such file or directory"])
 
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
-import jsonschema
 import msgspec
 import pytest
 
-import ddpdoctor.report
 from ddpdoctor.base.findings import INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.checks.catalogue import catalogue, find_check
@@ -27,8 +24,8 @@ from ddpdoctor.report.contract import Report, build_report, to_json
 from ddpdoctor.report.merged_findings import folded
 from ddpdoctor.report.terminal import text_of
 from tests.support.fleets import PHASES, examined, make_fleet, node
+from tests.support.report_schema import check_against_schema
 
-SCHEMA_FILE = Path(ddpdoctor.report.__file__).parent / "report.schema.json"
 MEETING = Meeting(master="n0", port=29500, launcher="Slurm")
 WALL = Finding(
     "n1 drops inbound TCP 32768-60999 (both peers time out; outbound OK)",
@@ -370,7 +367,7 @@ def test_json_follows_the_schema_and_names_the_nodes() -> None:
     report = build_report("netcheck", examined(3, {1: [WALL]}), fleet=fleet, seconds=0.5, with_facts=True)
     text = to_json(report)
     given = json.loads(text)
-    jsonschema.Draft202012Validator(json.loads(SCHEMA_FILE.read_text())).validate(given)
+    check_against_schema(given)
     assert given["verdict"] == "fail"
     assert given["seconds"] == 0.5
     assert [one["node"] for one in given["findings"]] == ["n1"]

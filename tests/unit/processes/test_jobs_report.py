@@ -7,7 +7,6 @@ import json
 import re
 from typing import Any
 
-import jsonschema
 import msgspec
 import pytest
 
@@ -22,8 +21,9 @@ from ddpdoctor.processes.job_words import age
 from ddpdoctor.processes.overview import Overview, UnknownJobError, checks_of_jobs, overview
 from ddpdoctor.processes.rank_table import JobRow, table_of, waits_for
 from ddpdoctor.processes.render_jobs import jobs_document, jobs_report
-from ddpdoctor.report.contract import json_schema, to_json
+from ddpdoctor.report.contract import to_json
 from ddpdoctor.report.terminal import Screen, text_of
+from tests.support.report_schema import check_against_schema
 from tests.support.running import GIB, gpus, launcher, on_their_gpus, processes, rank, running
 
 RANKS = tuple(rank(number) for number in range(4))
@@ -41,7 +41,7 @@ def report(one: Overview, width: int = 80, **options: bool) -> str:
 
 def as_json(one: Overview) -> dict[str, Any]:
     told: dict[str, Any] = json.loads(to_json(jobs_report(one)))
-    jsonschema.validate(told, json_schema())
+    check_against_schema(told)
     return told
 
 

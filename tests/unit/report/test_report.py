@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
-import jsonschema
 import msgspec
 import pytest
 
-import ddpdoctor.report
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.base.text import one_line, visible
 from ddpdoctor.base.unknown import Unknown
@@ -28,9 +25,8 @@ from ddpdoctor.report.privacy import Anonymiser, hosts_in
 from ddpdoctor.report.reported_leftovers import Certainty, LeftoverKind, ReportedLeftover
 from ddpdoctor.report.terminal import text_of
 from tests.support.fixture_hosts import healthy_facts, healthy_names, host_cases, to_snapshot
+from tests.support.report_schema import SCHEMA_FILE, check_against_schema
 from tests.support.running import processes, rank
-
-SCHEMA_FILE = Path(ddpdoctor.report.__file__).parent / "report.schema.json"
 
 
 def page() -> None:
@@ -166,13 +162,13 @@ def test_plain_keeps_what_is_harmless() -> None:
 @pytest.mark.parametrize("name", healthy_names())
 def test_json_follows_the_published_schema(name: str) -> None:
     report = build_report("check", [examine(to_snapshot(healthy_facts(name)), None, all_checks())], with_facts=True)
-    check_against_schema(report)
+    check_json_of(report)
 
 
 def test_json_of_every_sick_fixture_follows_the_schema() -> None:
     snapshots = [case.snapshot() for case in host_cases(kind="sick-")]
     examinations = [examine(one, 8, all_checks()) for one in snapshots]
-    check_against_schema(build_report("check", examinations, ["node9.json: truncated"]))
+    check_json_of(build_report("check", examinations, ["node9.json: truncated"]))
     # What differs between them stands in the findings; the rest is long, and the same.
     for one in examinations:
         on_terminal(one, quiet=True)
@@ -181,9 +177,9 @@ def test_json_of_every_sick_fixture_follows_the_schema() -> None:
         on_terminal(one, verbose=True)
 
 
-def check_against_schema(report: Report) -> None:
+def check_json_of(report: Report) -> None:
     text = to_json(report)
-    jsonschema.Draft202012Validator(json.loads(SCHEMA_FILE.read_text())).validate(json.loads(text))
+    check_against_schema(json.loads(text))
     again = msgspec.json.decode(text, type=Report)
     assert again.verdict == report.verdict
     assert len(again.findings) == len(report.findings)

@@ -5,13 +5,10 @@ from __future__ import annotations
 import io
 import json
 import unicodedata
-from pathlib import Path
 
-import jsonschema
 import msgspec
 import pytest
 
-import ddpdoctor.report
 from ddpdoctor.base.findings import INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.checks.catalogue import all_checks, catalogue
 from ddpdoctor.engine.examination import Examination, Verdict
@@ -34,9 +31,9 @@ from ddpdoctor.smoke_training.render import smoke_document
 from ddpdoctor.smoke_training.render_marks import Mark, columns, ranks_text
 from ddpdoctor.smoke_training.render_words import headline
 from tests.support.fixture_hosts import healthy_facts, host_case, to_snapshot
+from tests.support.report_schema import check_against_schema
 from tests.support.smokes import STAGES, examined_smoke, rank_run, result, smoke_of_ranks
 
-SCHEMA_FILE = Path(ddpdoctor.report.__file__).parent / "report.schema.json"
 HOSTILE = "\x1b]0;owned\x07\x1b[31mred\u202egnp[bold]x[/bold] :smile:\nFAIL \ud800"
 GONE = "RuntimeError: [pair.cc:537] Connection closed by peer [127.0.0.1]:4711"
 KILLED = Finding(
@@ -332,7 +329,7 @@ def test_a_warning_of_its_own_is_shown_with_the_training_that_passed() -> None:
 def test_the_json_is_as_the_schema_says(facts: Smoke) -> None:
     one = examined_smoke(facts, result("smoke-rank-killed", KILLED))
     text = to_json(build_report("smoke", [one], with_facts=True, of_all=verdict_of(one), smoke=facts))
-    jsonschema.validate(json.loads(text), json.loads(SCHEMA_FILE.read_text()))
+    check_against_schema(json.loads(text))
     report = msgspec.json.decode(text, type=Report)
     assert report.smoke == facts
     assert report.verdict is verdict_of(one)
