@@ -21,7 +21,7 @@ from ddpdoctor.processes.leftovers.all_kinds import blind_spots
 from tests.support.command import ddpdoctor
 from tests.support.other_users import User, python_for_all
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.root
 
 RANK = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29731"}
 SECRET = "Tr0ub4dor"

@@ -17,8 +17,6 @@ from ddpdoctor.smoke_training.stages import STAGES
 from ddpdoctor.smoke_training.training_order import Fault
 from tests.real.smoke_runs import Estate, by_rank, order, train
 
-pytestmark = pytest.mark.timeout(300)
-
 PATIENCE = 40.0
 """What a stage may take where none hangs."""
 HANGING = 8.0

@@ -20,7 +20,6 @@ from tests.support.command import command, ddpdoctor
 pytestmark = [
     pytest.mark.root,
     pytest.mark.tool("unshare", "nsenter", "setsid", "setpriv", "ip", "ps"),
-    pytest.mark.timeout(300),
 ]
 
 RANK_0_KEEPS_THE_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}

@@ -271,7 +271,6 @@ def test_what_is_missing_is_said_with_the_way_to_bring_it() -> None:
 
 
 @pytest.mark.tool("gcc")
-@pytest.mark.timeout(200)
 def test_a_rehearsal(tmp_path: Path) -> None:
     """Parts of two kinds: facts against stand-ins, a smoke training with a fault."""
     only = [word for name in ("nvidia-smi", "smoke-fail") for word in ("--only", name)]
