@@ -64,6 +64,14 @@ class Timeline:
         """How each process ended."""
         return endings(self.log)
 
+    @cached_property
+    def _own_of(self) -> dict[object, list[Failure]]:
+        """The exceptions of each stream that are nobody else's doing."""
+        streams: dict[object, list[Failure]] = {}
+        for failure in self.own:
+            streams.setdefault(failure.line.stream, []).append(failure)
+        return streams
+
     def share(self, line: LogLine) -> int:
         """Count the ranks among which the lines of its file are shared out."""
         return self._ranks if line.rank is not None else 1
@@ -86,9 +94,7 @@ class Timeline:
         """Whether the rank went on for long after those words, and only then fell by something else."""
         if failure.kind is FailureKind.ENDED:
             return False
-        later = [
-            follower for follower in self.own if follower.line.stream == failure.line.stream and follower is not failure
-        ]
+        later = [follower for follower in self._own_of.get(failure.line.stream, ()) if follower is not failure]
         if failure.kind is FailureKind.SAID:
             gone_on = failure.line.rank is not None and self.gone_on_after(failure.line)
             own = [
