@@ -159,8 +159,8 @@ def test_hosts_of_one_name_are_told_apart(hosts: list[Host]) -> None:
 
 
 OLD = """
-from ddpdoctor.network_check.protocol import agent
-agent.PROTOCOL = 0
+from ddpdoctor.network_check.protocol import agent, messages
+messages.PROTOCOL = 0
 agent.__version__ = "0.0.1"
 from ddpdoctor.cli.main import main
 main()
