@@ -23,8 +23,7 @@ from ddpdoctor.checkpoints.finding_words import (
 from ddpdoctor.checkpoints.weights_only import ALL, DO_NOT_LOAD, needed_import, preparation
 from ddpdoctor.engine.registry import check, leave_untested, requires
 from ddpdoctor.facts.checkpoints import CheckpointFile, Checkpoints
-from ddpdoctor.facts.target_python import TargetPython
-from ddpdoctor.facts.torch import Torch
+from ddpdoctor.facts.snapshot import TargetPython, Torch
 from ddpdoctor.knowledge.evidence import torch_version
 from ddpdoctor.knowledge.python_commands import in_target_python
 from ddpdoctor.knowledge.wheels import release
@@ -167,42 +166,32 @@ def hostile(files: Sequence[CheckpointFile]) -> Finding:
     first = next(iter(names.values()))
     means = f" ({first.meaning})" if first.meaning else ""
     lines = [listed((name.name for name in file.globals if name.dangerous), 6) for file in files]
-    return Finding(
-        summary=f"DANGER: whoever loads {subject(files)} may run what its author wants: it names {first.name[:50]}{means}",
+    return Finding.of(
+        f"DANGER: whoever loads {subject(files)} may run what its author wants: it names {first.name[:50]}{means}",
+        seen(files, (f"names {line}" for line in lines)),
+        (
+            Evidence(f"{global_.name}: {global_.meaning}", "known names")
+            for global_ in list(names.values())[:5]
+            if global_.meaning
+        ),
+        Fix(DO_NOT_LOAD if len(files) == 1 else DO_NOT_LOAD.replace("this file", "these files")),
+        Fix("Ask the author for the weights as safetensors; if that is you, save model.state_dict() and nothing else"),
+        Fix("If a stranger's file of this kind was loaded already: change the keys and passwords that you can read"),
         cause="Few honest checkpoints hold that, and nothing in the file tells them from the others. torch.load with "
         "weights_only=False, pickle.load and joblib.load do what it says as you, with your files, keys and network.",
-        evidence=(
-            *seen(files, (f"names {line}" for line in lines)),
-            *(
-                Evidence(f"{global_.name}: {global_.meaning}", "known names")
-                for global_ in list(names.values())[:5]
-                if global_.meaning
-            ),
-        ),
-        fixes=(
-            Fix(DO_NOT_LOAD if len(files) == 1 else DO_NOT_LOAD.replace("this file", "these files")),
-            Fix(
-                "Ask the author for the weights as safetensors; if that is you, save model.state_dict() and nothing else"
-            ),
-            Fix(
-                "If a stranger's file of this kind was loaded already: change the keys and passwords that you can read"
-            ),
-        ),
         severity=FAIL,
     )
 
 
 def stops(files: Sequence[CheckpointFile], torch: Torch) -> Finding:
     blockers = files[0].weights_only_blockers
-    return Finding(
-        summary=f"{subject(files)}: torch.load of torch {torch.version} stops at {listed((name[:40] for name in blockers), 3)}",
+    return Finding.of(
+        f"{subject(files)}: torch.load of torch {torch.version} stops at {listed((name[:40] for name in blockers), 3)}",
+        seen(files, (f"outside of that list: {listed(file.weights_only_blockers, 8)}" for file in files)),
+        torch_version(torch),
+        let_pass(files, blockers),
         cause="Since torch 2.6 torch.load calls nothing but a short list of torch's own functions unless it is told otherwise."
         + (f" {files[0].loader}, which loads it at a resume, stops there, too." if files[0].loader else ""),
-        evidence=(
-            *seen(files, (f"outside of that list: {listed(file.weights_only_blockers, 8)}" for file in files)),
-            torch_version(torch),
-        ),
-        fixes=let_pass(files, blockers),
         severity=INFO if all(map(needed_import, blockers)) else WARN,
     )
 
@@ -263,13 +252,11 @@ def pickled_module(files: Sequence[CheckpointFile], target_python: Maybe[TargetP
         severity = WARN
         wants = "loads only where its classes can be imported"
         cause = f"torch.load imports {name} and every class below it by name. {WRAPPERS.get(name, '')}".strip()
-    return Finding(
-        summary=f"{subject(files)} {verb(files, 'holds', 'hold')} a pickled module, {name.rpartition('.')[2][:40]}: {wants}",
+    return Finding.of(
+        f"{subject(files)} {verb(files, 'holds', 'hold')} a pickled module, {name.rpartition('.')[2][:40]}: {wants}",
+        seen(files, (f"an object of {name}{f'; also named: {listed(more, 6)}' if more else ''}" for more in others)),
+        as_state_dict(files[0], target_python),
         cause=cause,
-        evidence=seen(
-            files, (f"an object of {name}{f'; also named: {listed(more, 6)}' if more else ''}" for more in others)
-        ),
-        fixes=(as_state_dict(files[0], target_python),),
         severity=severity,
     )
 

@@ -25,11 +25,8 @@ from ddpdoctor.checkpoints.finding_words import (
 from ddpdoctor.checks.checkpoint.contents import NOT_TO_BE_LOADED, all_read
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.checkpoints import CheckpointFile, Checkpoints
-from ddpdoctor.facts.environment import Environment
-from ddpdoctor.facts.gpus import Gpus
-from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.plan import Plan
-from ddpdoctor.facts.torch import Torch
+from ddpdoctor.facts.snapshot import Environment, Gpus, Machine, Torch
 from ddpdoctor.facts.visible import visible_gpus
 from ddpdoctor.knowledge.evidence import planned, told, torch_version
 
@@ -165,11 +162,12 @@ def cannot_load(files: Sequence[CheckpointFile], torch: Torch, count: int, machi
     devices = named(pin.device for pin in pins)
     tensors = plural(sum(pin.tensors for pin in pins), "tensor")
     size = human(sum(pin.bytes for pin in pins))
-    return Finding(
-        summary=f"{subject(files)} {verb(files, 'holds', 'hold')} {tensors} ({size}) for {devices}, and {here(torch, count)}",
+    return Finding.of(
+        f"{subject(files)} {verb(files, 'holds', 'hold')} {tensors} ({size}) for {devices}, and {here(torch, count)}",
+        seen(files, map(pins_of, files)),
+        usable(torch, count),
+        unpin(files),
         cause="torch.load restores each tensor to the device that it was saved from, and stops where that doesn't exist.",
-        evidence=(*seen(files, map(pins_of, files)), *usable(torch, count)),
-        fixes=unpin(files),
     )
 
 
@@ -198,11 +196,12 @@ def wants_extension(files: Sequence[CheckpointFile], torch: Torch) -> Finding:
     wanted = listed(
         dict.fromkeys(EXTENSIONS.get(device.partition(":")[0], "the device's own package") for device in devices)
     )
-    return Finding(
-        summary=f"{subject(files)} {verb(files, 'holds', 'hold')} tensors for {named(devices)}: loads only with {wanted}",
+    return Finding.of(
+        f"{subject(files)} {verb(files, 'holds', 'hold')} tensors for {named(devices)}: loads only with {wanted}",
+        seen(files, map(pins_of, files)),
+        torch_version(torch),
+        unpin(files),
         cause=f"torch alone knows no such device: {wanted} must be there, and be imported before torch.load.",
-        evidence=(*seen(files, map(pins_of, files)), torch_version(torch)),
-        fixes=unpin(files),
         severity=WARN,
     )
 
@@ -232,12 +231,14 @@ def crowded(
     )
     if too_much := memory is not None and load > memory:
         outcome = f"{ranks} ranks put {human(load)} on {where}, which has {human(memory or 0)}"
-    return Finding(
-        summary=f"{subject(files)} {verb(files, 'is', 'are')} pinned to {named(devices)}: {outcome}",
+    return Finding.of(
+        f"{subject(files)} {verb(files, 'is', 'are')} pinned to {named(devices)}: {outcome}",
+        seen(files, map(pins_of, files)),
+        usable(torch, count),
+        planned(plan),
+        unpin(files),
         cause=f"Without map_location each of the {ranks} ranks restores the tensors to the device in the file and not to its "
         f"own: {plural(extra, 'context')} of about {human(CONTEXT_BYTES)} that nobody needs, and {ranks} copies of up to {human(largest)}.",
-        evidence=(*seen(files, map(pins_of, files)), *usable(torch, count), planned(plan)),
-        fixes=unpin(files),
         severity=FAIL if too_much else WARN,
     )
 
@@ -265,11 +266,11 @@ def ckpt_rng_state(
     if tempting:
         requires(gpus_for_torch(known(torch), gpus, environment), "torch can use no GPU here")
         first = tempting[0].rng_states[0]
-        yield Finding(
-            summary=f"{subject(tempting)} {verb(tempting, 'holds', 'hold')} the state of random number generators "
+        yield Finding.of(
+            f"{subject(tempting)} {verb(tempting, 'holds', 'hold')} the state of random number generators "
             f"({first[:40]}): load to the CPU, not to a GPU",
-            evidence=seen(tempting, (f"states: {listed(file.rng_states)}; {pins_of(file)}" for file in tempting)),
-            fixes=unpin(tempting),
+            seen(tempting, (f"states: {listed(file.rng_states)}; {pins_of(file)}" for file in tempting)),
+            unpin(tempting),
         )
     all_read(checkpoints)
 
@@ -331,8 +332,9 @@ def in_config(in_code: bool, gone: Sequence[NamedDevice], torch: Torch, count: i
     fix = f"After loading, and before your code reads it, set {where} to a device of this host"
     if in_code:
         fix = "Trace or script the model anew on the CPU, and move it to a device after loading: `model.to(device)`"
-    return Finding(
-        summary=f"{subject(files)}: {place} {devices}, and {here(torch, count)}",
-        evidence=(*seen(files, lines), *usable(torch, count)),
-        fixes=(Fix(fix),),
+    return Finding.of(
+        f"{subject(files)}: {place} {devices}, and {here(torch, count)}",
+        seen(files, lines),
+        usable(torch, count),
+        Fix(fix),
     )

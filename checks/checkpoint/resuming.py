@@ -118,17 +118,15 @@ def prefixed(prefix: str, found: Sequence[tuple[CheckpointFile, KeyPrefix]]) -> 
         for file in files
     ]
     options = " ".join(f"--strip-prefix {shlex.quote(part)}" for part in prefix_parts(prefix))
-    return Finding(
-        summary=f"{subject(files)}: all {sum(where.keys for _, where in found)} keys begin with {prefix}; "
+    return Finding.of(
+        f"{subject(files)}: all {sum(where.keys for _, where in found)} keys begin with {prefix}; "
         f"fits only a model wrapped by {wrapper} when loaded",
-        cause=f"It was saved from a model wrapped by {wrapper}. That is right where the model is wrapped before load_state_dict.",
-        evidence=seen(files, (f"{line} begin with {prefix}" for line in lines)),
-        fixes=(
-            Fix(
-                "Only where you load it into a bare model: take the prefix off",
-                (f"ddpdoctor fix-checkpoint {options} {paths(files)}",),
-            ),
+        seen(files, (f"{line} begin with {prefix}" for line in lines)),
+        Fix(
+            "Only where you load it into a bare model: take the prefix off",
+            (f"ddpdoctor fix-checkpoint {options} {paths(files)}",),
         ),
+        cause=f"It was saved from a model wrapped by {wrapper}. That is right where the model is wrapped before load_state_dict.",
     )
 
 
@@ -203,14 +201,12 @@ def incomplete(ranks: RankFiles, file: CheckpointFile) -> Finding:
     names = listed((ranks.pattern.replace("*", str(rank)) for rank in ranks.missing), 4)
     if ranks.pattern.count("*") > 1:
         names = f"{ranks.pattern} of {plural(len(ranks.missing), 'rank')}"
-    return Finding(
-        summary=f"{ranks.pattern} is of {ranks.world_size} ranks, and {plural(len(ranks.missing), 'is missing', 'are missing')}: "
+    return Finding.of(
+        f"{ranks.pattern} is of {ranks.world_size} ranks, and {plural(len(ranks.missing), 'is missing', 'are missing')}: "
         f"{listed(ranks.missing, 6)}",
-        evidence=(Evidence(f"beside or in {file.path}: no {names}", "the folder"),),
-        fixes=(
-            Fix("Copy them from the other nodes' disks, if each node wrote to its own"),
-            Fix("Otherwise resume from the checkpoint before it: this one was not saved to the end"),
-        ),
+        Evidence(f"beside or in {file.path}: no {names}", "the folder"),
+        Fix("Copy them from the other nodes' disks, if each node wrote to its own"),
+        Fix("Otherwise resume from the checkpoint before it: this one was not saved to the end"),
         severity=FAIL if is_optimizer_state(ranks) else WARN,
     )
 
@@ -226,16 +222,14 @@ def of_other_ranks(ranks: RankFiles, file: CheckpointFile, world: World, plan: P
     fixes = [Fix(on_nodes if may_fit else f"Resume it with {wrote} ranks in all")]
     if is_optimizer_state(ranks):
         fixes.append(Fix("Or convert it for any number of ranks first; DeepSpeed calls that a universal checkpoint"))
-    return Finding(
-        summary=f"{ranks.pattern} is of {plural(wrote, 'rank')}, and {world.size} {'is' if world.size == 1 else 'are'} planned",
+    return Finding.of(
+        f"{ranks.pattern} is of {plural(wrote, 'rank')}, and {world.size} {'is' if world.size == 1 else 'are'} planned",
+        Evidence(f"{file.path}: {ranks.pattern} of {wrote} ranks", PICKLE),
+        Evidence(f"ranks planned: {world.size}", world.source),
+        fixes,
         cause="These are the ranks' random numbers: the model and its optimizer are whole. A rank without such a file goes on with "
         "other random numbers."
         if random
         else "Every rank wrote its own share, and another number of ranks would need other shares.",
-        evidence=(
-            Evidence(f"{file.path}: {ranks.pattern} of {wrote} ranks", PICKLE),
-            Evidence(f"ranks planned: {world.size}", world.source),
-        ),
-        fixes=tuple(fixes),
         severity=severity,
     )

@@ -10,8 +10,7 @@ from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
 from ddpdoctor.base.text import clip, listed
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.fleet import Fleet, TriedCollective
-from ddpdoctor.facts.meeting import Meeting
-from ddpdoctor.facts.target_python import TargetPython
+from ddpdoctor.facts.snapshot import Meeting, TargetPython
 from ddpdoctor.knowledge.node_words import NO_FLEET, why_not_run
 from ddpdoctor.knowledge.python_commands import in_target_python
 from ddpdoctor.network_check.analysis.collective_failures import (
@@ -75,13 +74,11 @@ def _failed(here: TriedCollective, run: Run) -> Finding:
         run.name(collective) for collective in run.ran if not collective.ok and kind_of(collective) is ErrorKind.WAITED
     ]
     cause, fixes = meaning(here, kind, run)
-    return Finding(
-        summary=_short(
-            f"{run.name(here)}: {_doing(here)} {'crashes' if kind is ErrorKind.CRASH else 'fails'}: {here.words}"
-        ),
+    return Finding.of(
+        _short(f"{run.name(here)}: {_doing(here)} {'crashes' if kind is ErrorKind.CRASH else 'fails'}: {here.words}"),
+        _words(run),
+        fixes if here.stage in BEFORE_THE_STORE else (*fixes, _by_hand(here, run)),
         cause=cause + (f" Meanwhile {listed(waiting, 4)} waited." if waiting else ""),
-        evidence=_words(run),
-        fixes=fixes if here.stage in BEFORE_THE_STORE else (*fixes, _by_hand(here, run)),
     )
 
 
@@ -95,11 +92,12 @@ def _all_waited(run: Run) -> Finding:
     what = f"{_doing(first)} doesn't {'come up' if first.stage == 'store' else 'end'}"
     who = "all ranks" if len(failed) == len(run.ran) else listed((run.name(collective) for collective in failed), 4)
     seconds = max(collective.seconds for collective in failed)
-    return Finding(
-        summary=_short(f"{what} within {seconds:.0f} s: {who} wait, and none has an error of its own"),
+    return Finding.of(
+        _short(f"{what} within {seconds:.0f} s: {who} wait, and none has an error of its own"),
+        _words(run),
+        fixes,
+        _by_hand(first, run),
         cause=cause,
-        evidence=_words(run),
-        fixes=(*fixes, _by_hand(first, run)),
     )
 
 

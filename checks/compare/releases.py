@@ -9,9 +9,7 @@ from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Se
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.engine.registry import check, required, requires
 from ddpdoctor.facts.fleet import Fleet, Node
-from ddpdoctor.facts.meeting import Meeting
-from ddpdoctor.facts.packages import Packages
-from ddpdoctor.facts.target_python import TargetPython
+from ddpdoctor.facts.snapshot import Meeting, Packages, TargetPython
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.netcheck_command import netcheck_command
 from ddpdoctor.knowledge.node_words import NO_FLEET, ONE_THERE, called, names, own_node, there
@@ -109,17 +107,16 @@ def _each(values: Mapping[int, str], nodes: tuple[Node, ...]) -> str:
 def _without_torch(
     own: Node, pattern: Node, fleet: Fleet, meeting: Meeting, target_python: Maybe[TargetPython]
 ) -> Finding:
-    return Finding(
-        summary=f"{called(own)} has no torch in the Python that was looked at; {called(pattern)} has {pattern.torch}",
-        cause="Training can't run there; or another environment than training's was active when netcheck ran.",
-        evidence=(_torches(there(fleet)), *_interpreter(target_python)),
-        fixes=(
-            *same_torch(pattern, own, meeting, target_python, Packages(installed=())),
-            Fix(
-                "If training uses another environment, run netcheck with that one's Python in place of `python`",
-                (netcheck_command(meeting, fleet.expected, own.rank, ("--python python",)),),
-            ),
+    return Finding.of(
+        f"{called(own)} has no torch in the Python that was looked at; {called(pattern)} has {pattern.torch}",
+        _torches(there(fleet)),
+        _interpreter(target_python),
+        same_torch(pattern, own, meeting, target_python, Packages(installed=())),
+        Fix(
+            "If training uses another environment, run netcheck with that one's Python in place of `python`",
+            (netcheck_command(meeting, fleet.expected, own.rank, ("--python python",)),),
         ),
+        cause="Training can't run there; or another environment than training's was active when netcheck ran.",
         severity=FAIL,
     )
 
@@ -151,11 +148,12 @@ def _other_torch(
     severity, cause = _verdict(own, pattern, nodes)
     others = [node for node in nodes if node.torch == pattern.torch]
     here, elsewhere = (_with_cuda(node) if same_release else node.torch for node in (own, pattern))
-    yield Finding(
-        summary=f"{called(own)} has torch {here}, {names(others, most=3)} {elsewhere}",
+    yield Finding.of(
+        f"{called(own)} has torch {here}, {names(others, most=3)} {elsewhere}",
+        _torches(nodes),
+        _interpreter(target_python),
+        same_torch(pattern, own, meeting, target_python, packages),
         cause=cause,
-        evidence=(_torches(nodes), *_interpreter(target_python)),
-        fixes=same_torch(pattern, own, meeting, target_python, packages),
         severity=severity,
     )
 
@@ -204,23 +202,19 @@ def _other_python(own: Node, fleet: Fleet, meeting: Meeting, target_python: Mayb
     wanted, others = _wanted(own, nodes, minors)
     if not others:
         return
-    yield Finding(
-        summary=f"{called(own)} trains with Python {own.python}, {names(others, most=3)} with {others[0].python}",
-        cause="Mostly that works, but packages may differ in version, and functions or objects that are pickled on one may "
-        "not load on the other.",
-        evidence=(
-            Evidence(f"Python: {_each(pythons, nodes)}", "sys.version_info on each node"),
-            *_interpreter(target_python),
-        ),
-        fixes=(
-            Fix(
-                f"Make an environment with Python {wanted} on {called(own)}, install the same there, and check it",
-                (
-                    f"{shlex.quote(f'python{wanted}')} -m venv ddp-env",
-                    netcheck_command(meeting, fleet.expected, own.rank, ("--python ddp-env/bin/python",)),
-                ),
+    yield Finding.of(
+        f"{called(own)} trains with Python {own.python}, {names(others, most=3)} with {others[0].python}",
+        Evidence(f"Python: {_each(pythons, nodes)}", "sys.version_info on each node"),
+        _interpreter(target_python),
+        Fix(
+            f"Make an environment with Python {wanted} on {called(own)}, install the same there, and check it",
+            (
+                f"{shlex.quote(f'python{wanted}')} -m venv ddp-env",
+                netcheck_command(meeting, fleet.expected, own.rank, ("--python ddp-env/bin/python",)),
             ),
         ),
+        cause="Mostly that works, but packages may differ in version, and functions or objects that are pickled on one may "
+        "not load on the other.",
         severity=WARN,
     )
 
@@ -235,20 +229,18 @@ def _other_driver(own: Node, fleet: Fleet) -> Iterator[Finding]:
     here = drivers[own.rank]
     floor = DRIVER_FLOOR.get(numbers(own.cuda)[0]) if isinstance(own.cuda, str) and numbers(own.cuda) else None
     too_old = floor is not None and older(here, floor)
-    yield Finding(
-        summary=f"{called(own)} has NVIDIA driver {here}, {names(others, most=3)} {wanted}"
+    yield Finding.of(
+        f"{called(own)} has NVIDIA driver {here}, {names(others, most=3)} {wanted}"
         + (f"; CUDA {own.cuda} of its torch wants {floor}" if too_old else ""),
+        _drivers(nodes),
+        by_root(
+            f"{'Update' if too_old else 'To make them alike, install'} the driver on {called(own)}, with its system's own "
+            "package manager or the one that NVIDIA's instructions name; this shows what is loaded",
+            ("cat /proc/driver/nvidia/version",),
+        ),
         cause="Without NVIDIA's package for forward compatibility torch finds no GPU there."
         if too_old
         else "They may differ, since torch brings its own CUDA runtime.",
-        evidence=_drivers(nodes),
-        fixes=(
-            by_root(
-                f"{'Update' if too_old else 'To make them alike, install'} the driver on {called(own)}, with its system's own "
-                "package manager or the one that NVIDIA's instructions name; this shows what is loaded",
-                ("cat /proc/driver/nvidia/version",),
-            ),
-        ),
         severity=WARN if too_old else INFO,
     )
 
@@ -279,15 +271,13 @@ def nccl_version_mismatch(
     wanted, others = _wanted(own, nodes, versions)
     if not others:
         return
-    yield Finding(
-        summary=f"{called(own)} has NCCL {own.nccl}, {names(others, most=3)} {wanted}",
+    yield Finding.of(
+        f"{called(own)} has NCCL {own.nccl}, {names(others, most=3)} {wanted}",
+        Evidence(f"NCCL: {_each(versions, nodes)}", "ncclGetVersion, or its package, on each node"),
+        _torches(nodes),
+        _drivers(nodes),
+        _same_nccl(own, others[0], wanted, meeting, target_python, packages),
         cause=_words_of_nccl(versions),
-        evidence=(
-            Evidence(f"NCCL: {_each(versions, nodes)}", "ncclGetVersion, or its package, on each node"),
-            _torches(nodes),
-            *_drivers(nodes),
-        ),
-        fixes=_same_nccl(own, others[0], wanted, meeting, target_python, packages),
     )
 
 

@@ -11,10 +11,8 @@ from ddpdoctor.base.text import clip_middle, listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.checks.compare.releases import own_of_several
 from ddpdoctor.engine.registry import check
-from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.fleet import Fleet, Node
-from ddpdoctor.facts.meeting import Meeting
-from ddpdoctor.facts.rdma import Rdma
+from ddpdoctor.facts.snapshot import Environment, Meeting, Rdma
 from ddpdoctor.knowledge.launchers import BACKEND, ENDPOINT
 from ddpdoctor.knowledge.node_words import called, names, there
 from ddpdoctor.knowledge.privileges import by_root
@@ -59,11 +57,11 @@ def env_not_propagated(
         return
     fatal = [deviation for deviation in differing if deviation.fatal and _read(deviation, there(fleet), rdma)]
     others = [node for node in there(fleet) if node.rank != own.rank]
-    yield Finding(
-        summary=_summary(own, differing, called(others[0]) if len(others) == 1 else "the other nodes"),
+    yield Finding.of(
+        _summary(own, differing, called(others[0]) if len(others) == 1 else "the other nodes"),
+        (_values(deviation.name, there(fleet)) for deviation in differing),
+        _fixes(own, differing, meeting),
         cause=_cause(fatal, differing),
-        evidence=tuple(_values(deviation.name, there(fleet)) for deviation in differing),
-        fixes=_fixes(own, differing, meeting),
         severity=FAIL if fatal else WARN,
     )
 
@@ -199,25 +197,21 @@ def clock_skew(fleet: Fleet, meeting: Meeting, environment: Maybe[Environment]) 
     where = called(own) if settled else names([own, *right], most=4)
     elastic = _elastic(environment)
     severe = abs(ahead) > CLOCK_FAIL_SECONDS + error
-    yield Finding(
-        summary=f"{called(own)}'s clock is {_seconds(abs(ahead))} {'ahead of' if ahead > 0 else 'behind'} "
+    yield Finding.of(
+        f"{called(own)}'s clock is {_seconds(abs(ahead))} {'ahead of' if ahead > 0 else 'behind'} "
         f"{f'that of {called(others[0])}' if len(others) == 1 else theirs}",
+        Evidence(f"offset {ahead:+.3f} s, known within {error:.3f} s", EXCHANGED),
+        Evidence(_who_agrees(nodes), EXCHANGED) if len(nodes) > 2 else None,
+        Evidence(elastic, "settings") if elastic else None,
+        by_root(
+            f"On {where}, see whether a time service runs and let it set the clock",
+            ("timedatectl", "sudo timedatectl set-ntp true"),
+        ),
+        by_root(
+            "Where chrony runs: set it right at once, and look at its servers",
+            ("sudo chronyc makestep", "chronyc sources"),
+        ),
         cause=("" if settled else NOT_SETTLED) + _consequence(severe=severe, elastic=elastic),
-        evidence=(
-            Evidence(f"offset {ahead:+.3f} s, known within {error:.3f} s", EXCHANGED),
-            *((Evidence(_who_agrees(nodes), EXCHANGED),) if len(nodes) > 2 else ()),
-            *((Evidence(elastic, "settings"),) if elastic else ()),
-        ),
-        fixes=(
-            by_root(
-                f"On {where}, see whether a time service runs and let it set the clock",
-                ("timedatectl", "sudo timedatectl set-ntp true"),
-            ),
-            by_root(
-                "Where chrony runs: set it right at once, and look at its servers",
-                ("sudo chronyc makestep", "chronyc sources"),
-            ),
-        ),
         severity=FAIL if severe and elastic else WARN,
     )
 

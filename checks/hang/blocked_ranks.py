@@ -35,19 +35,17 @@ def rank_stopped(found: HangVerdict, hang: Hang) -> Finding:
     pids = " ".join(str(culprit.pid) for culprit in stopped)
     how = "held by a debugger" if traced and not stopped else "stopped"
     go_on = Fix(f"Let {'it' if len(stopped) == 1 else 'them'} go on", (f"kill -CONT {pids}",))
-    return Finding(
-        summary=summary_of(found, hang, "is", "are", f"{how} at {found.where}"),
-        cause=f"{timeout_words(hang)} Stopped ranks can't be woken by the others." if found.waiting else "",
-        fixes=(
-            *((go_on,) if stopped else ()),
-            *(
-                Fix(
-                    f"Rank {culprit.number} is in the hands of a debugger (gdb, strace): go on or detach there; this names it",
-                    (f"grep TracerPid /proc/{culprit.pid}/status",),
-                )
-                for culprit in traced[:3]
-            ),
+    return Finding.of(
+        summary_of(found, hang, "is", "are", f"{how} at {found.where}"),
+        go_on if stopped else None,
+        (
+            Fix(
+                f"Rank {culprit.number} is in the hands of a debugger (gdb, strace): go on or detach there; this names it",
+                (f"grep TracerPid /proc/{culprit.pid}/status",),
+            )
+            for culprit in traced[:3]
         ),
+        cause=f"{timeout_words(hang)} Stopped ranks can't be woken by the others." if found.waiting else "",
     )
 
 
@@ -75,13 +73,11 @@ def peer_rank_crashed(found: HangVerdict, hang: Hang) -> Finding:
         (f"ddpdoctor jobs --hang {shlex.quote(hang.job)} --seconds 30",),
     )
     timeout = f" {timeout_words(hang)}" if found.waiting else ""
-    return Finding(
-        summary=summary_of(found, hang, "is", "are", f"gone{later}"),
+    return Finding.of(
+        summary_of(found, hang, "is", "are", f"gone{later}"),
+        Fix(f"Find the first error of {who}: its log, and whether the kernel killed it", (KILLED_LINES,)),
+        end_the_rest(found.culprits, hang) if found.waiting else missed,
         cause=f"It has crashed, was killed, or has left the training before the others.{timeout}".strip(),
-        fixes=(
-            Fix(f"Find the first error of {who}: its log, and whether the kernel killed it", (KILLED_LINES,)),
-            end_the_rest(found.culprits, hang) if found.waiting else missed,
-        ),
         severity=None if found.waiting else WARN,
     )
 
@@ -115,17 +111,15 @@ def rank_in_kernel(found: HangVerdict, hang: Hang) -> Finding:
     waits_in = dict.fromkeys(culprit.last.waits_in for culprit in found.culprits if culprit.last.waits_in)
     names = listed(waits_in, most=3) or "the kernel"
     gpus = Fix("See what is wrong with the GPUs", ("ddpdoctor check --select gpu,driver",))
-    return Finding(
-        summary=summary_of(found, hang, "is", "are", f"held by the kernel in {names}, at {found.where}"),
-        cause=next((who for part, who in KERNEL_HOLDERS.items() if part in names), ""),
-        fixes=(
-            Fix("See what the kernel says of it", ("sudo dmesg -T | tail -50",)),
-            Fix(
-                "See whether file systems answer: each line that doesn't come is one that doesn't",
-                ("timeout 5 df -hT",),
-            ),
-            *((gpus,) if "nv" in names else ()),
+    return Finding.of(
+        summary_of(found, hang, "is", "are", f"held by the kernel in {names}, at {found.where}"),
+        Fix("See what the kernel says of it", ("sudo dmesg -T | tail -50",)),
+        Fix(
+            "See whether file systems answer: each line that doesn't come is one that doesn't",
+            ("timeout 5 df -hT",),
         ),
+        gpus if "nv" in names else None,
+        cause=next((who for part, who in KERNEL_HOLDERS.items() if part in names), ""),
     )
 
 
@@ -145,11 +139,9 @@ def rank_waits_for_input(found: HangVerdict, hang: Hang) -> Finding:
     Take the breakpoint out, or answer questions by an option or environment variable. To debug one rank,
     `torch.distributed.breakpoint(rank=0)` holds the others in a barrier meanwhile.
     """
-    return Finding(
-        summary=summary_of(found, hang, "waits", "wait", f"for input from a keyboard at {found.where}"),
+    return Finding.of(
+        summary_of(found, hang, "waits", "wait", f"for input from a keyboard at {found.where}"),
+        read_the_code(found.frames, f"Take out what asks at {found.lines}"),
+        full_stacks(hang, found.culprits),
         cause=timeout_words(hang) if found.waiting else "",
-        fixes=(
-            read_the_code(found.frames, f"Take out what asks at {found.lines}"),
-            *full_stacks(hang, found.culprits),
-        ),
     )

@@ -53,21 +53,19 @@ def uneven_inputs(found: HangVerdict, hang: Hang) -> Finding:
     """
     first = found.culprits[0]
     step = found.waiting[0].place.frame
-    return Finding(
-        summary=summary_of(found, hang, "has", "have", f"left the loop for {found.where}"),
-        cause=f"{_fewer(first.place.where, first.place.what)} {timeout_words(hang)}",
-        fixes=(
-            read_the_code(
-                (step, first.place.frame),
-                f"Count the batches of each rank before the loop at {file_line(step) or 'its first line'}: they must be equal",
-            ),
-            Fix(
-                "Let DistributedSampler(..., drop_last=True) share the data out, or stop all ranks at the smallest number of batches"
-            ),
-            Fix(
-                "Or let ranks that are done take part in the steps of the others: with model.join(): around the loop (not with FSDP)"
-            ),
+    return Finding.of(
+        summary_of(found, hang, "has", "have", f"left the loop for {found.where}"),
+        read_the_code(
+            (step, first.place.frame),
+            f"Count the batches of each rank before the loop at {file_line(step) or 'its first line'}: they must be equal",
         ),
+        Fix(
+            "Let DistributedSampler(..., drop_last=True) share the data out, or stop all ranks at the smallest number of batches"
+        ),
+        Fix(
+            "Or let ranks that are done take part in the steps of the others: with model.join(): around the loop (not with FSDP)"
+        ),
+        cause=f"{_fewer(first.place.where, first.place.what)} {timeout_words(hang)}",
     )
 
 
@@ -81,22 +79,20 @@ def _fewer(place: PlaceKind, what: str) -> str:
 def different_calls(found: HangVerdict, hang: Hang) -> Finding:
     """The finding of collective-desync on a running job."""
     record = found.record
-    return Finding(
-        summary=_recorded_calls(record, hang) if record else _who_stands_where(found, hang),
-        cause=_how_they_differ(found, hang),
-        fixes=(
-            *_where_one_runs_the_model(found),
-            read_the_code(
-                (record.frame, record.last) if record else (place.frame for place, _ in found.places),
-                "Look at these lines: every rank must come to the same collective, so no `if rank == 0:` and no early `continue` around one",
-            ),
-            Fix(
-                "Where the code doesn't show it, let torch compare every call and name the rank (over gloo, DDP() of torch 2.13"
-                " crashes under this)",
-                ("export TORCH_DISTRIBUTED_DEBUG=DETAIL",),
-            ),
-            *record_next_time(hang),
+    return Finding.of(
+        _recorded_calls(record, hang) if record else _who_stands_where(found, hang),
+        _where_one_runs_the_model(found),
+        read_the_code(
+            (record.frame, record.last) if record else (place.frame for place, _ in found.places),
+            "Look at these lines: every rank must come to the same collective, so no `if rank == 0:` and no early `continue` around one",
         ),
+        Fix(
+            "Where the code doesn't show it, let torch compare every call and name the rank (over gloo, DDP() of torch 2.13"
+            " crashes under this)",
+            ("export TORCH_DISTRIBUTED_DEBUG=DETAIL",),
+        ),
+        record_next_time(hang),
+        cause=_how_they_differ(found, hang),
     )
 
 
@@ -164,10 +160,10 @@ def rank_fell_behind(found: HangVerdict, hang: Hang) -> Finding:
     gloo records no sends and receives: of several ranks that are named together there, stacks tell which.
     """
     assert found.record is not None
-    return Finding(
-        summary=_behind(found.record, hang),
+    return Finding.of(
+        _behind(found.record, hang),
+        _after_the_last_call(found.record, hang),
         cause=_why_behind(found, found.record, hang),
-        fixes=_after_the_last_call(found.record, hang),
     )
 
 
@@ -260,7 +256,7 @@ def nccl_watchdog_timeout(found: HangVerdict, hang: Hang) -> Finding:
         line = f" ({file_line(record.frame)})" if record.frame else ""
         summary = f"{record.call} number {record.number}{line} timed out after {record.waited:.0f} s though {numbers_named(record.ranks, hang)} had called it"
         fixes = test_the_way(hang)
-    return Finding(summary, cause=f"NCCL's watchdog struck. {not_known(found, hang)}".strip(), fixes=fixes)
+    return Finding.of(summary, fixes, cause=f"NCCL's watchdog struck. {not_known(found, hang)}".strip())
 
 
 @hang_check("exit-hang", HangCause.EXIT)
@@ -278,17 +274,15 @@ def exit_hang(found: HangVerdict, hang: Hang) -> Finding:
     Call `dist.barrier()` and then `dist.destroy_process_group()` on all ranks as the last of the script, after deleting the
     model and loaders; end threads and pools before. Once results are saved, ending the processes loses nothing.
     """
-    return Finding(
-        summary=summary_of(found, hang, "does", "do", f"not end, in {found.where}"),
-        cause="The training itself is over.",
-        fixes=(
-            read_the_code(
-                found.frames[:1],
-                f"See what is still open at {found.lines or 'the end'}: threads, pools, loaders, groups",
-            ),
-            *full_stacks(hang, found.culprits),
-            *look_on_other_hosts(hang),
+    return Finding.of(
+        summary_of(found, hang, "does", "do", f"not end, in {found.where}"),
+        read_the_code(
+            found.frames[:1],
+            f"See what is still open at {found.lines or 'the end'}: threads, pools, loaders, groups",
         ),
+        full_stacks(hang, found.culprits),
+        look_on_other_hosts(hang),
+        cause="The training itself is over.",
     )
 
 
@@ -310,15 +304,13 @@ def collective_stalled(found: HangVerdict, hang: Hang) -> Finding:
     sure = any(culprit.activity in (RankActivity.WAITS, RankActivity.ELSEWHERE) for culprit in found.culprits)
     recorded = found.record is not None
     again = Fix("Look again: if the numbers of steps in the log go up, it only computes", (look_again(hang),))
-    return Finding(
-        summary=_all_of_them(found, hang),
+    return Finding.of(
+        _all_of_them(found, hang),
+        look_on_other_hosts(hang),
+        None if sure else again,
+        test_the_way(hang),
+        record_next_time(hang),
         cause=_why_nobody(found, hang, sure=sure or recorded),
-        fixes=(
-            *look_on_other_hosts(hang),
-            *(() if sure else (again,)),
-            *test_the_way(hang),
-            *record_next_time(hang),
-        ),
         severity=WARN if sure or recorded else INFO,
     )
 

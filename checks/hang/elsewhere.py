@@ -53,24 +53,22 @@ def dataloader_stuck(found: HangVerdict, hang: Hang) -> Finding:
     # One with workers that are gone is in the DataLoader, too; without workers the data set runs in the rank.
     workers = any(culprit.place.where is PlaceKind.LOADER for culprit in found.culprits)
     frames = [worker_place(worker.last).frame for worker in stuck] or found.frames
-    return Finding(
-        summary=summary_of(
+    return Finding.of(
+        summary_of(
             found,
             hang,
             "waits",
             "wait",
             f"for data at {found.lines or 'a line that is not known'}{_workers(first, stuck)}",
         ),
-        cause=_why_no_data(first, stuck),
-        fixes=(
-            read_the_code(frames, f"Look at {_lines(frames)}: what does it wait for there?"),
-            Fix(
-                "Let the DataLoader give up, with an error that names the worker: DataLoader(..., timeout=120)"
-                if workers
-                else "Give what it waits for a timeout; with a worker the DataLoader has one: DataLoader(..., num_workers=1, timeout=120)"
-            ),
-            *full_stacks(hang, () if stuck else found.culprits, [worker.pid for worker in stuck]),
+        read_the_code(frames, f"Look at {_lines(frames)}: what does it wait for there?"),
+        Fix(
+            "Let the DataLoader give up, with an error that names the worker: DataLoader(..., timeout=120)"
+            if workers
+            else "Give what it waits for a timeout; with a worker the DataLoader has one: DataLoader(..., num_workers=1, timeout=120)"
         ),
+        full_stacks(hang, () if stuck else found.culprits, [worker.pid for worker in stuck]),
+        cause=_why_no_data(first, stuck),
     )
 
 
@@ -121,13 +119,11 @@ def rank_in_lock(found: HangVerdict, hang: Hang) -> Finding:
     Look at the line where it stands. Start processes with "spawn" or before threads are started; `put` and `get` take a
     timeout.
     """
-    return Finding(
-        summary=summary_of(found, hang, "stands", "stand", f"in {found.where}"),
+    return Finding.of(
+        summary_of(found, hang, "stands", "stand", f"in {found.where}"),
+        read_the_code(found.frames, f"Look at {found.lines or 'the stack'}: who is to let it go on?"),
+        full_stacks(hang, found.culprits),
         cause=timeout_words(hang) if found.waiting else "",
-        fixes=(
-            read_the_code(found.frames, f"Look at {found.lines or 'the stack'}: who is to let it go on?"),
-            *full_stacks(hang, found.culprits),
-        ),
     )
 
 
@@ -149,19 +145,17 @@ def slow_rank0_timeout(found: HangVerdict, hang: Hang) -> Finding:
     """
     place = found.culprits[0].place
     moves = "still moving" if found.moving else "no movement seen"
-    return Finding(
-        summary=summary_of(found, hang, "is", "are", f"alone in {where(place)}, {moves}"),
-        cause=f"Rank 0 is {place.where.value}. {timeout_words(hang)}",
-        fixes=(
-            read_the_code(
-                [place.frame],
-                f"See what rank 0 does alone at {file_line(place.frame)}: do it before, on all ranks, or in parts",
-            ),
-            Fix(
-                "Where it must take so long, give the group more time: init_process_group(timeout=datetime.timedelta(hours=2))"
-            ),
-            Fix("See whether it has gone on: its place and its processor time", (look_again(hang),)),
+    return Finding.of(
+        summary_of(found, hang, "is", "are", f"alone in {where(place)}, {moves}"),
+        read_the_code(
+            [place.frame],
+            f"See what rank 0 does alone at {file_line(place.frame)}: do it before, on all ranks, or in parts",
         ),
+        Fix(
+            "Where it must take so long, give the group more time: init_process_group(timeout=datetime.timedelta(hours=2))"
+        ),
+        Fix("See whether it has gone on: its place and its processor time", (look_again(hang),)),
+        cause=f"Rank 0 is {place.where.value}. {timeout_words(hang)}",
     )
 
 
@@ -185,13 +179,11 @@ def rank_busy_outside_collectives(found: HangVerdict, hang: Hang) -> Finding:
     moving = "It made progress between the two looks."
     still = "It was in the same place in both looks, and used no processor in between."
     waits_for = _what_it_waits_for(found.culprits[0])
-    return Finding(
-        summary=summary_of(found, hang, *does, f"in {found.where}"),
+    return Finding.of(
+        summary_of(found, hang, *does, f"in {found.where}"),
+        read_the_code(found.frames, f"See why {who} {found.verb('is', 'are')} at {found.lines}"),
+        full_stacks(hang, found.culprits),
         cause=" ".join(filter(None, (moving if found.moving else still, waits_for, timeout_words(hang)))),
-        fixes=(
-            read_the_code(found.frames, f"See why {who} {found.verb('is', 'are')} at {found.lines}"),
-            *full_stacks(hang, found.culprits),
-        ),
     )
 
 
@@ -228,24 +220,22 @@ def _waiting_to_meet(found: HangVerdict, hang: Hang, processes: Maybe[Processes]
     else:
         missed = _who_is_missing(missing, hang)
         summary = summary_of(found, hang, "waits", "wait", f"in {where(found.culprits[0].place)}: {missed}")
-    return Finding(
-        summary=summary,
+    return Finding.of(
+        summary,
+        Fix("Start it again from a shell without that setting", ("unset LOCAL_RANK",)) if left else None,
+        _bring_them(late, hang) if late else None,
+        look_on_other_hosts(hang),
+        Fix(
+            "Test whether all hosts can reach the master: `ddpdoctor netcheck --help` shows what to run on each",
+            ("ddpdoctor netcheck --help",),
+        ),
+        Fix(
+            "See whether settings of the launch agree with each other",
+            ("ddpdoctor check --select launch,network,settings",),
+        ),
         cause=f"{left} was set where it was started, and no launcher set it: Lightning then starts no other ranks, and waits."
         if left
         else missing or timeout_words(hang),
-        fixes=(
-            *((Fix("Start it again from a shell without that setting", ("unset LOCAL_RANK",)),) if left else ()),
-            *((_bring_them(late, hang),) if late else ()),
-            *look_on_other_hosts(hang),
-            Fix(
-                "Test whether all hosts can reach the master: `ddpdoctor netcheck --help` shows what to run on each",
-                ("ddpdoctor netcheck --help",),
-            ),
-            Fix(
-                "See whether settings of the launch agree with each other",
-                ("ddpdoctor check --select launch,network,settings",),
-            ),
-        ),
         severity=INFO if late and found.moving else None,
     )
 

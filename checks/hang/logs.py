@@ -31,14 +31,12 @@ def checkpoint_save_timeout(log: Log, seen: Sequence[SignMatch]) -> Finding:
     A longer timeout: `init_process_group(timeout=timedelta(hours=2))`, with transformers `ddp_timeout=7200`. Better, save in
     shards (`torch.distributed.checkpoint`, FSDP's SHARDED_STATE_DICT), which takes a fraction of the time.
     """
-    return Finding(
-        summary="The group timed out while a checkpoint was being saved",
+    return Finding.of(
+        "The group timed out while a checkpoint was being saved",
+        Fix("Allow for the save: init_process_group(timeout=timedelta(hours=2)); transformers: ddp_timeout=7200"),
+        Fix("Save in shards, on all ranks: torch.distributed.checkpoint, or FSDP's SHARDED_STATE_DICT"),
+        Fix("If it hangs again, see what rank 0 does while the others wait", ("ddpdoctor jobs --hang",)),
         cause=_who_was_saving(log, seen),
-        fixes=(
-            Fix("Allow for the save: init_process_group(timeout=timedelta(hours=2)); transformers: ddp_timeout=7200"),
-            Fix("Save in shards, on all ranks: torch.distributed.checkpoint, or FSDP's SHARDED_STATE_DICT"),
-            Fix("If it hangs again, see what rank 0 does while the others wait", ("ddpdoctor jobs --hang",)),
-        ),
     )
 
 
@@ -79,20 +77,14 @@ def nccl_message_truncated(log: Log, seen: Sequence[SignMatch]) -> Finding:
         if (found := NCCL_VERSION.search(exception.message))
     }
     differ = len(versions) > 1
-    return Finding(
-        summary="NCCL got a message of another size than it expected"
+    return Finding.of(
+        "NCCL got a message of another size than it expected"
         + (f": the ranks have NCCL {listed(sorted(versions), 3)}, which must be one and the same" if differ else ""),
-        evidence=(
-            *lines(log, seen),
-            *(Evidence(line.text, where(log, line)) for line in list(versions.values())[:3] if differ),
-        ),
-        fixes=(
-            *((Fix("Install the same torch, or the same nvidia-nccl package, on all nodes"),) if differ else ()),
-            Fix("Compare the nodes' versions and settings: run netcheck on every node", ("ddpdoctor netcheck --help",)),
-            *(
-                ()
-                if differ
-                else (Fix("Let torch compare the sizes of every call", ("export TORCH_DISTRIBUTED_DEBUG=DETAIL",)),)
-            ),
-        ),
+        lines(log, seen),
+        (Evidence(line.text, where(log, line)) for line in list(versions.values())[:3] if differ),
+        Fix("Install the same torch, or the same nvidia-nccl package, on all nodes") if differ else None,
+        Fix("Compare the nodes' versions and settings: run netcheck on every node", ("ddpdoctor netcheck --help",)),
+        None
+        if differ
+        else Fix("Let torch compare the sizes of every call", ("export TORCH_DISTRIBUTED_DEBUG=DETAIL",)),
     )

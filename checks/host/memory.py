@@ -15,10 +15,9 @@ from ddpdoctor.checks.log_check import log_check
 from ddpdoctor.checks.shared_fixes import runtime_of
 from ddpdoctor.engine.registry import LogTraits, check, leave_untested
 from ddpdoctor.facts.environment import value_of
-from ddpdoctor.facts.kernel_log import KernelLog
 from ddpdoctor.facts.log import Log, LoggedException, SignMatch
 from ddpdoctor.facts.plan import Plan
-from ddpdoctor.facts.snapshot import Cgroup, Container, Environment, Gpus, Machine
+from ddpdoctor.facts.snapshot import Cgroup, Container, Environment, Gpus, KernelLog, Machine
 from ddpdoctor.knowledge.evidence import planned, told
 from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.logs.analyze.sightings import word

@@ -173,25 +173,21 @@ def _missing(missing: list[MissingNode], count: int, fleet: Fleet, meeting: Meet
             " run's token and version, or a stranger at the port, who calls himself what he likes. All others would wait until"
             " their timeout."
         )
-    return Finding(
-        summary=summary,
+    return Finding.of(
+        summary,
+        told(fleet, "absent", f"{who}: never joined"),
+        (
+            told(fleet, "doubles", f"{_place_of(visitor)} was turned away: {first_words(visitor.text)}")
+            for visitor in unproved
+        ),
+        _waited(fleet),
+        Evidence(f"--nnodes is {fleet.expected}", "--nnodes, the launcher's settings"),
+        told(fleet, "strangers", f"others that knocked: {knocked}") if knocked else None,
+        _same_version(unproved, fleet),
+        _run_there(missing, fleet, meeting),
+        _here_again(fleet, meeting),
+        _fewer(fleet, meeting),
         cause=cause,
-        evidence=(
-            told(fleet, "absent", f"{who}: never joined"),
-            *(
-                told(fleet, "doubles", f"{_place_of(visitor)} was turned away: {first_words(visitor.text)}")
-                for visitor in unproved
-            ),
-            *_waited(fleet),
-            Evidence(f"--nnodes is {fleet.expected}", "--nnodes, the launcher's settings"),
-            *((told(fleet, "strangers", f"others that knocked: {knocked}"),) if knocked else ()),
-        ),
-        fixes=(
-            *_same_version(unproved, fleet),
-            *_run_there(missing, fleet, meeting),
-            *_here_again(fleet, meeting),
-            *_fewer(fleet, meeting),
-        ),
     )
 
 
@@ -281,11 +277,12 @@ def _refused(visitor: RejectedNode, seat: MissingNode | None, fleet: Fleet, meet
         late = " while the test ran" if visitor.code == "closed" else ""
         summary = f"{who} came{late}, and all {fleet.expected} nodes of the job were there already"
         fixes = (one_node_more(more, meeting),)
-    return Finding(
-        summary=summary,
+    return Finding.of(
+        summary,
+        told(fleet, "doubles", f"{who} was told: {visitor.text}"),
+        _waited(fleet),
+        fixes,
         cause=_so_missing(visitor, fleet),
-        evidence=(told(fleet, "doubles", f"{who} was told: {visitor.text}"), *_waited(fleet)),
-        fixes=fixes,
     )
 
 
@@ -305,18 +302,16 @@ def _lost(fleet: Fleet, meeting: Meeting) -> Finding:
     stopped = STOPPED in first.lost
     read = "" if stopped else f", and read what it says on {called(first)}"
     others = f" (and {plural(len(lost) - 1, 'other')})" if len(lost) > 1 else ""
-    return Finding(
-        summary=f"{called(first)}{others} was {first.lost}",
-        cause=_why_lost(first, meeting),
-        evidence=tuple(Evidence(f"{called(node)} ({node.address}): {node.lost}", HUB_CONNECTION) for node in lost),
-        fixes=(
-            *(() if stopped else killed),
-            Fix(
-                f"Run it there again, while it runs here again{read}",
-                tuple(netcheck_command(meeting, fleet.expected, node.rank) for node in lost[:MAX_COMMANDS]),
-            ),
-            *_here_again(fleet, meeting),
+    return Finding.of(
+        f"{called(first)}{others} was {first.lost}",
+        (Evidence(f"{called(node)} ({node.address}): {node.lost}", HUB_CONNECTION) for node in lost),
+        () if stopped else killed,
+        Fix(
+            f"Run it there again, while it runs here again{read}",
+            tuple(netcheck_command(meeting, fleet.expected, node.rank) for node in lost[:MAX_COMMANDS]),
         ),
+        _here_again(fleet, meeting),
+        cause=_why_lost(first, meeting),
     )
 
 
@@ -365,11 +360,13 @@ def _double(visitor: RejectedNode, free: MissingNode | None, fleet: Fleet, meeti
         text = f"All {fleet.expected} ranks are taken: if it belongs to the job, give {more} nodes on all of them, on this one too"
         command = netcheck_command(meeting, more, 0)
     ranks = listed((f"{called(node)} has rank {node.rank}" for node in fleet.nodes), most=4)
-    return Finding(
-        summary=summary,
+    return Finding.of(
+        summary,
+        told(fleet, "doubles", f"{who} came with node rank {visitor.rank}"),
+        told(fleet, "nodes", ranks),
+        Fix(text, (command,)),
+        _here_again(fleet, meeting) if free is not None else (),
         cause=f"{counted}{_so_missing(visitor, fleet)}".strip(),
-        evidence=(told(fleet, "doubles", f"{who} came with node rank {visitor.rank}"), told(fleet, "nodes", ranks)),
-        fixes=(Fix(text, (command,)), *(_here_again(fleet, meeting) if free is not None else ())),
     )
 
 
@@ -385,11 +382,9 @@ def _own_rank(meeting: Meeting) -> Finding:
             f"All {nnodes} ranks are taken: if this node belongs to the job, raise --nnodes on all of them",
             (netcheck_command(meeting, nnodes + 1, nnodes),),
         )
-    return Finding(
-        summary=f"node 0 doesn't let this node in: {first_words(meeting.turned_away)}",
-        evidence=(
-            told(meeting, "turned_away", f"node 0 says: {meeting.turned_away}"),
-            told(meeting, "node_rank", f"node rank here: {meeting.node_rank}"),
-        ),
-        fixes=(Fix(text, commands),),
+    return Finding.of(
+        f"node 0 doesn't let this node in: {first_words(meeting.turned_away)}",
+        told(meeting, "turned_away", f"node 0 says: {meeting.turned_away}"),
+        told(meeting, "node_rank", f"node rank here: {meeting.node_rank}"),
+        Fix(text, commands),
     )

@@ -35,17 +35,15 @@ def launcher_conflict(meeting: Meeting) -> Iterator[Finding]:
     """
     requires(meeting.master, "only netcheck goes to the master")
     for conflict in meeting.conflicts:
-        yield Finding(
-            summary=f"{conflict.name} says {conflict.value[:MAX_VALUE_CHARACTERS]}, {conflict.other_name} says {conflict.other_value[:MAX_VALUE_CHARACTERS]}; "
+        yield Finding.of(
+            f"{conflict.name} says {conflict.value[:MAX_VALUE_CHARACTERS]}, {conflict.other_name} says {conflict.other_value[:MAX_VALUE_CHARACTERS]}; "
             f"{conflict.value[:MAX_VALUE_CHARACTERS]} counts",
+            Evidence(f"{conflict.name} {conflict.value}", "command line")
+            if _is_flag(conflict)
+            else Evidence(f"{conflict.name}={conflict.value}", "environment"),
+            Evidence(f"{conflict.other_name}={conflict.other_value}", "environment"),
+            _fixes(conflict),
             cause=_cause(conflict),
-            evidence=(
-                Evidence(f"{conflict.name} {conflict.value}", "command line")
-                if _is_flag(conflict)
-                else Evidence(f"{conflict.name}={conflict.value}", "environment"),
-                Evidence(f"{conflict.other_name}={conflict.other_value}", "environment"),
-            ),
-            fixes=_fixes(conflict),
         )
 
 

@@ -35,23 +35,18 @@ def rdzv_connect_failed(log: Log, seen: Sequence[SignMatch]) -> Finding:
     where = f" at {host}:{port}" if host else ""
     address = host or "HOST"
     conf = "--rdzv_conf" if launcher_of_log(log) == ACCELERATE else "--rdzv-conf"
-    return Finding(
-        summary=f"torchrun can't reach the store of its rendezvous{where}: the connection to the C10d store has failed",
-        fixes=(
-            Fix(
-                "Test the endpoint and the way between the nodes, on every node at the same time",
-                (
-                    f"ddpdoctor netcheck --master-addr {shlex.quote(address)}"
-                    + (f" --master-port {port}" if port else ""),
-                ),
-            ),
-            Fix(
-                f"If {host or 'the endpoint'} is an address of the node that should host the store, and it says this, too, look"
-                " there at why torchrun doesn't recognise it",
-                ("ddpdoctor check --select rdzv-hostname-not-self",),
-            ),
-            Fix(f"Then say who hosts it: {conf} is_host=1 on that node, {conf} is_host=0 on the others"),
+    return Finding.of(
+        f"torchrun can't reach the store of its rendezvous{where}: the connection to the C10d store has failed",
+        Fix(
+            "Test the endpoint and the way between the nodes, on every node at the same time",
+            (f"ddpdoctor netcheck --master-addr {shlex.quote(address)}" + (f" --master-port {port}" if port else ""),),
         ),
+        Fix(
+            f"If {host or 'the endpoint'} is an address of the node that should host the store, and it says this, too, look"
+            " there at why torchrun doesn't recognise it",
+            ("ddpdoctor check --select rdzv-hostname-not-self",),
+        ),
+        Fix(f"Then say who hosts it: {conf} is_host=1 on that node, {conf} is_host=0 on the others"),
     )
 
 
@@ -76,24 +71,18 @@ def rdzv_own_name_unreachable(log: Log, seen: Sequence[SignMatch]) -> Finding:
     itself = f"torchrun can't reach the store that it opened itself{f', under the name {host}' if host else ''}"
     number = host.isdecimal()
     renamed = Fix("Give the host or container a name with a letter in it: `docker run --hostname NAME`, `hostnamectl`")
-    return Finding(
-        summary=(
-            f"A host's name is the number {host}, which is read as the address {_as_address(host)}"
-            if number
-            else itself
+    return Finding.of(
+        f"A host's name is the number {host}, which is read as the address {_as_address(host)}" if number else itself,
+        renamed if number else None,
+        Fix(
+            "Tell torchrun the address by which it reaches itself; on several nodes each one's own",
+            ("torchrun --local-addr 127.0.0.1 ...",),
         ),
-        fixes=(
-            *((renamed,) if number else ()),
-            Fix(
-                "Tell torchrun the address by which it reaches itself; on several nodes each one's own",
-                ("torchrun --local-addr 127.0.0.1 ...",),
-            ),
-            Fix(
-                "See on that host what its name means to it: it must be an address of its own",
-                ("getent hosts $(hostname -f)", "hostname -I"),
-            ),
-            Fix("Or put it right", ("ddpdoctor check --select hostname-unresolvable,hostname-resolves-loopback",)),
+        Fix(
+            "See on that host what its name means to it: it must be an address of its own",
+            ("getent hosts $(hostname -f)", "hostname -I"),
         ),
+        Fix("Or put it right", ("ddpdoctor check --select hostname-unresolvable,hostname-resolves-loopback",)),
     )
 
 
@@ -120,16 +109,14 @@ def rdzv_store_host_exited(log: Log, seen: Sequence[SignMatch]) -> Finding:
     until all are done: `dist.barrier()` and then `dist.destroy_process_group()` at the end of the script, on every rank.
     """
 
-    return Finding(
-        summary="The process that hosts the store, rank 0 or the first node's torchrun, ended before the other ranks were done",
-        fixes=(
-            Fix(
-                "Read the log of rank 0 and of the first node's torchrun, or give it to the doctor with the others: the first error"
-                " there is the cause",
-                ("ddpdoctor diagnose-log node0.log node1.log",),
-            ),
-            Fix(
-                "If rank 0 just came to its end first, let all ranks end together: dist.barrier(), then dist.destroy_process_group()"
-            ),
+    return Finding.of(
+        "The process that hosts the store, rank 0 or the first node's torchrun, ended before the other ranks were done",
+        Fix(
+            "Read the log of rank 0 and of the first node's torchrun, or give it to the doctor with the others: the first error"
+            " there is the cause",
+            ("ddpdoctor diagnose-log node0.log node1.log",),
+        ),
+        Fix(
+            "If rank 0 just came to its end first, let all ranks end together: dist.barrier(), then dist.destroy_process_group()"
         ),
     )

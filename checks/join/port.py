@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.engine.registry import check, requires
-from ddpdoctor.facts.meeting import Meeting
-from ddpdoctor.facts.network import Network
+from ddpdoctor.facts.snapshot import Meeting, Network
 from ddpdoctor.knowledge.netcheck_command import netcheck_command
 from ddpdoctor.network_check.analysis.way_to_master import (
     OURS,

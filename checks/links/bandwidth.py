@@ -129,21 +129,23 @@ class _LinkWords:
             ends: the nodes that are to be looked at.
         """
         worst = max(found, key=lambda trouble: trouble.badness)
-        return Finding(
-            summary=f"{where} {self._what(worst)}",
-            evidence=(*self._figures([trouble.link for trouble in found]), *self._limiters(ends)),
-            fixes=self._fixes(ends),
+        return Finding.of(
+            f"{where} {self._what(worst)}",
+            self._figures([trouble.link for trouble in found]),
+            self._limiters(ends),
+            self._fixes(ends),
             severity=FAIL if any(trouble.fails for trouble in found) else WARN,
         )
 
     def straggling(self, straggler: Straggler) -> Finding:
-        return Finding(
-            summary=f"{self.host(straggler.rank)} is a straggler: {bandwidth(straggler.rate)} on its links, where "
+        return Finding.of(
+            f"{self.host(straggler.rank)} is a straggler: {bandwidth(straggler.rate)} on its links, where "
             f"{bandwidth(straggler.usual)} is usual; {_step(straggler.rate)}",
+            self._figures(straggler.links),
+            self._limiters([straggler.rank]),
+            self._fixes([straggler.rank]),
             cause=f"All of its {len(straggler.links)} links are slow{' or could not be measured' if any(link.error for link in straggler.links) else ''}, those between the others are not: it is this"
             " node, its cable or its port.",
-            evidence=(*self._figures(straggler.links), *self._limiters([straggler.rank])),
-            fixes=self._fixes([straggler.rank]),
             severity=FAIL if straggler.fails else WARN,
         )
 

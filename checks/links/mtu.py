@@ -113,22 +113,18 @@ def _black_hole(where: str, to_mend: Sequence[Node], pairs: Sequence[Pair], stal
     size = f"of {max(mtus)} bytes" if mtus else "of full size"
     ways = [(a, b) for a, b in stall.ways if (min(a, b), max(a, b)) in pairs]
     stalled = listed((f"{called(nodes[a])} to {called(nodes[b])}" for a, b in ways), MAX_SHOWN_NODES)
-    return Finding(
-        summary=f"Large messages never arrive {where}, small ones do: packets {size} don't fit on the way",
+    return Finding.of(
+        f"Large messages never arrive {where}, small ones do: packets {size} don't fit on the way",
+        Evidence(f"64 KiB never arrived: {stalled}", DIALLED),
+        (_mtu_seen(node) for node in involved[:MAX_SHOWN_NODES] if _mtu(node, stall.kind)),
+        _smaller(to_mend, _fitting(involved, fleet.nodes, stall.kind), stall.kind),
+        _ping(to_mend[0], pairs[0], max(mtus, default=9000), stall, fleet),
+        by_root(
+            "As a stopgap, on every node: let TCP find out by itself what passes",
+            ("sudo sysctl -w net.ipv4.tcp_mtu_probing=2",),
+        ),
         cause="Something between them (a switch's port, a tunnel, a filter) drops packets that are longer than it takes, and"
         " the ICMP message that would say so doesn't come back.",
-        evidence=(
-            Evidence(f"64 KiB never arrived: {stalled}", DIALLED),
-            *(_mtu_seen(node) for node in involved[:MAX_SHOWN_NODES] if _mtu(node, stall.kind)),
-        ),
-        fixes=(
-            *_smaller(to_mend, _fitting(involved, fleet.nodes, stall.kind), stall.kind),
-            _ping(to_mend[0], pairs[0], max(mtus, default=9000), stall, fleet),
-            by_root(
-                "As a stopgap, on every node: let TCP find out by itself what passes",
-                ("sudo sysctl -w net.ipv4.tcp_mtu_probing=2",),
-            ),
-        ),
     )
 
 
@@ -200,17 +196,15 @@ def _odd_ones(nodes: Sequence[Node], meeting: Meeting) -> Iterator[Finding]:
         if own.mtu == usual or own.rank != meeting.node_rank:
             continue
         others = [node for node in nodes if node.mtu == usual]
-        yield Finding(
-            summary=f"{called(own)} sends packets of up to {own.mtu} bytes, {listed(map(called, others))} of {usual}:"
+        yield Finding.of(
+            f"{called(own)} sends packets of up to {own.mtu} bytes, {listed(map(called, others))} of {usual}:"
             " the MTUs differ",
+            map(_mtu_seen, (own, *others[: MAX_SHOWN_NODES - 1])),
+            by_root(
+                f"On {called(own)}: the same MTU as the others, until the next boot; then in the network's configuration",
+                (f"sudo ip link set dev {shlex.quote(own.interface)} mtu {usual}",),
+            ),
             cause="Nothing failed: TCP agrees on the smaller size for each connection. RoCE and UDP don't, and a switch that"
             " is set for the smaller size drops the larger packets without a word.",
-            evidence=tuple(map(_mtu_seen, (own, *others[: MAX_SHOWN_NODES - 1]))),
-            fixes=(
-                by_root(
-                    f"On {called(own)}: the same MTU as the others, until the next boot; then in the network's configuration",
-                    (f"sudo ip link set dev {shlex.quote(own.interface)} mtu {usual}",),
-                ),
-            ),
             severity=WARN,
         )

@@ -85,10 +85,11 @@ def user_code_error(log: Log, catalogue: Catalogue) -> Iterator[Finding]:
     own, module = raised.own, module_missing(raised)
     at = f" ({own.path.rpartition('/')[2]}:{own.line})" if own else ""
     told = f"{clip(f'{who} {raised_it}', LONGEST_QUOTE - len(at))}{at}"
-    yield Finding(
-        summary=_capitalised(clip(f"{told}{_and_then(log, raised)}", LONGEST_QUOTE)),
-        evidence=_traceback(log, raised),
-        fixes=(*_what_to_do(log, raised, module), *_how_it_ended(found)),
+    yield Finding.of(
+        _capitalised(clip(f"{told}{_and_then(log, raised)}", LONGEST_QUOTE)),
+        _traceback(log, raised),
+        _what_to_do(log, raised, module),
+        _how_it_ended(found),
         cause=_cause(raised, module),
         rank=found.lead.rank,
     )
@@ -99,14 +100,12 @@ def _without_traceback(log: Log, found: LogVerdict) -> Finding:
     assert lead is not None
     seen = sightings(log, "user-code-error")
     if seen and seen[0].sign == UNGUARDED:
-        return Finding(
-            summary=_capitalised(f"the script {WITHOUT_GUARD}"),
+        return Finding.of(
+            _capitalised(f"the script {WITHOUT_GUARD}"),
+            lines(log, seen, most=1),
+            Fix("Put what the script does into a function, and call it behind a guard", GUARD),
+            _how_it_ended(found),
             cause=STARTS_ITSELF,
-            evidence=tuple(lines(log, seen, most=1)),
-            fixes=(
-                Fix("Put what the script does into a function, and call it behind a guard", GUARD),
-                *_how_it_ended(found),
-            ),
             rank=lead.rank,
         )
     if seen:
@@ -120,19 +119,21 @@ def _without_traceback(log: Log, found: LogVerdict) -> Finding:
             if launcher
             else f"The script ended itself: {text}"
         )
-        return Finding(
-            summary=what,
+        return Finding.of(
+            what,
+            (Evidence(line.text.strip(), where(log, line)) for line in before),
+            said,
+            _what_to_mend(before, launcher),
+            _how_it_ended(found),
             cause=MISTAKE,
-            evidence=(*(Evidence(line.text.strip(), where(log, line)) for line in before), *said),
-            fixes=(_what_to_mend(before, launcher), *_how_it_ended(found)),
             rank=lead.rank,
         )
     who = f"rank {lead.rank}" if lead.rank is not None else "a rank"
     code = f" with exit code {exited.exit_code}" if exited else ""
-    return Finding(
-        summary=_capitalised(f"{who} ended itself{code}, without a traceback"),
-        evidence=tuple(Evidence(line.text.strip(), where(log, line)) for line in (*found.said, lead)),
-        fixes=(Fix(f"Look for sys.exit(), exit() or os._exit() in the script, and at the last lines of {who}"),),
+    return Finding.of(
+        _capitalised(f"{who} ended itself{code}, without a traceback"),
+        (Evidence(line.text.strip(), where(log, line)) for line in (*found.said, lead)),
+        Fix(f"Look for sys.exit(), exit() or os._exit() in the script, and at the last lines of {who}"),
         rank=lead.rank,
     )
 
@@ -306,14 +307,15 @@ def process_crashed(log: Log, catalogue: Catalogue) -> Iterator[Finding]:
         if stack is None
         else tuple(Evidence(line.text.strip(), where(log, line)) for line in stack.after if line.text.strip())
     )
-    yield Finding(
-        summary=_capitalised(
+    yield Finding.of(
+        _capitalised(
             f"{who}{on} ended itself: two packages brought an OpenMP of their own"
             if twice
             else f"{who}{on} crashed in compiled code{how}, without a Python exception"
         ),
-        evidence=(*lines(log, seen or suspect.sightings), *told),
-        fixes=(ONE_OPENMP,)
+        lines(log, seen or suspect.sightings),
+        told,
+        (ONE_OPENMP,)
         if twice
         else (
             *(

@@ -66,16 +66,16 @@ def stopped_from_outside(log: Log, catalogue: Catalogue) -> Iterator[Finding]:
     said = lines(log, seen) or (Evidence(found.lead.text.strip(), where(log, found.lead)),)
     reason, signal = word(seen, "reason"), word(seen, "signal") or PASSED_ON.get(word(seen, "passed_on"), "")
     if reason:
-        yield Finding(summary=f"Slurm ended the job: {reason.lower()}", evidence=said, fixes=(REASONS[reason], RESUME))
+        yield Finding.of(f"Slurm ended the job: {reason.lower()}", said, REASONS[reason], RESUME)
         return
     said_so = word(seen, "pbs") or word(seen, "lsf") or word(seen, "submitit")
     if said_so in ENDED_BY:
         summary, fix = ENDED_BY[said_so]
-        yield Finding(summary=summary, evidence=said, fixes=(fix, RESUME))
+        yield Finding.of(summary, said, fix, RESUME)
         return
     if said_so:
         who = "its owner" if said_so.endswith("OWNER") else "an administrator"
-        yield Finding(summary=f"The job was ended by {who}, says LSF", evidence=said, fixes=(LSF_WHO, RESUME))
+        yield Finding.of(f"The job was ended by {who}, says LSF", said, LSF_WHO, RESUME)
         return
     by_keyboard = (
         signal == "2"
@@ -92,9 +92,10 @@ def stopped_from_outside(log: Log, catalogue: Catalogue) -> Iterator[Finding]:
     how = "by Ctrl-C (SIGINT)" if by_keyboard else f"by {signal_name(int(signal))}" if signal else "by a signal"
     one_alone = found.exited is not None and found.exited.first and bool(found.effects) and found.lead.rank is not None
     who = f"Rank {found.lead.rank}" if one_alone else "The run"
-    yield Finding(
-        summary=f"{who} was ended from outside, {how}{'; the others only lost it' if one_alone else ''}",
+    yield Finding.of(
+        f"{who} was ended from outside, {how}{'; the others only lost it' if one_alone else ''}",
+        said,
+        stood,
+        (RESUME,) if by_keyboard else (WHO_DID_IT, RESUME),
         cause="The lines of the script are where each rank stood: if it hung, what it waited for." if stood else "",
-        evidence=(*said, *stood),
-        fixes=(RESUME,) if by_keyboard else (WHO_DID_IT, RESUME),
     )

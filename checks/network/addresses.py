@@ -11,11 +11,9 @@ from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.engine.registry import check, required, requires
-from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.fleet import Cell, Fleet, Node
-from ddpdoctor.facts.meeting import Meeting
-from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.network import Network, Resolution
+from ddpdoctor.facts.snapshot import Environment, Meeting, Nccl
 from ddpdoctor.knowledge.interface_choice import (
     as_address,
     left_out_by_family,
@@ -78,10 +76,13 @@ def hostname_resolves_loopback(network: Network, environment: Environment, nccl:
     if gloo_is_told and network.rendezvous is None:
         return
     certain = nccl.library is None or network.rendezvous is not None
-    yield Finding(
-        summary=f"{network.hostname} resolves to {own.addresses[0]}, so the other nodes are told to talk to themselves",
-        evidence=(resolved(own), hosts_lines(network), intent(sign)),
-        fixes=(*hosts_fix(network), *without_root(network, suffices=network.rendezvous is None)),
+    yield Finding.of(
+        f"{network.hostname} resolves to {own.addresses[0]}, so the other nodes are told to talk to themselves",
+        resolved(own),
+        hosts_lines(network),
+        intent(sign),
+        hosts_fix(network),
+        without_root(network, suffices=network.rendezvous is None),
         severity=FAIL if certain else WARN,
     )
 
@@ -106,10 +107,11 @@ def hostname_unresolvable(network: Network, environment: Environment) -> Iterato
     sign = several_nodes(environment, network)
     gloo_is_told = bool(environment.get("GLOO_SOCKET_IFNAME"))
     line = shlex.quote(f"127.0.0.1 {network.hostname}")
-    yield Finding(
-        summary=f"This host's own name, {network.hostname}, doesn't resolve: {own.error}",
-        evidence=(resolved(own), *((intent(sign),) if sign else ())),
-        fixes=hosts_fix(network) + without_root(network)
+    yield Finding.of(
+        f"This host's own name, {network.hostname}, doesn't resolve: {own.error}",
+        resolved(own),
+        intent(sign) if sign else None,
+        hosts_fix(network) + without_root(network)
         or (by_root("Name the host in /etc/hosts", (f"echo {line} | sudo tee -a /etc/hosts",)),),
         severity=FAIL if sign and not gloo_is_told else WARN if sign or "no answer" in own.error else INFO,
     )
@@ -207,10 +209,11 @@ def ipv6_mismatch(
         if no_family_in_common(resolution, network):
             theirs = as_address(resolution.addresses[0]).version
             ours = 10 - theirs
-            yield Finding(
-                summary=f"{name} {resolution.name} has only IPv{theirs} addresses, this host only IPv{ours}",
-                evidence=(resolved(resolution), addresses(network)),
-                fixes=(Fix(f"Show the master's IPv{ours} address there, and use it for {name}", ("hostname -I",)),),
+            yield Finding.of(
+                f"{name} {resolution.name} has only IPv{theirs} addresses, this host only IPv{ours}",
+                resolved(resolution),
+                addresses(network),
+                Fix(f"Show the master's IPv{ours} address there, and use it for {name}", ("hostname -I",)),
             )
     if len(fleet.nodes) > 1:
         yield from _families_of_fleet(network, fleet, meeting)
@@ -228,10 +231,11 @@ def _family_of_nccl(network: Network, environment: Environment, nccl: Nccl) -> I
         return
     if left_out_by_family(network.interfaces, ifname=ifname, family=family, version=version_of(nccl.version)):
         named = f" that NCCL_SOCKET_IFNAME={ifname} names" if nccl_ifname_counts(ifname) else " here"
-        yield Finding(
-            summary=f"NCCL_SOCKET_FAMILY={family}, but no interface{named} has an IPv{nccl_family(family)} address",
-            evidence=(setting(environment, "NCCL_SOCKET_FAMILY"), addresses(network)),
-            fixes=(Fix("Let NCCL use what there is", ("unset NCCL_SOCKET_FAMILY",), appliable=True),),
+        yield Finding.of(
+            f"NCCL_SOCKET_FAMILY={family}, but no interface{named} has an IPv{nccl_family(family)} address",
+            setting(environment, "NCCL_SOCKET_FAMILY"),
+            addresses(network),
+            Fix("Let NCCL use what there is", ("unset NCCL_SOCKET_FAMILY",), appliable=True),
         )
 
 
@@ -244,10 +248,13 @@ def _family_of_gloo(network: Network, environment: Environment, nccl: Nccl) -> I
     ours, theirs = as_address(address), {as_address(text).version for text in master.addresses}
     if ours.version == 6 and not ours.is_loopback and theirs == {4}:
         way = way_to_the_others(network)
-        yield Finding(
-            summary=f"gloo will use {address} (IPv6) here, while MASTER_ADDR is IPv4",
-            evidence=(nccl.seen("gloo_address"), resolved(master), intent(sign)),
-            fixes=(*hosts_fix(network), *((Fix("Or name the interface", interface_settings(way)),) if way else ())),
+        yield Finding.of(
+            f"gloo will use {address} (IPv6) here, while MASTER_ADDR is IPv4",
+            nccl.seen("gloo_address"),
+            resolved(master),
+            intent(sign),
+            hosts_fix(network),
+            Fix("Or name the interface", interface_settings(way)) if way else None,
             severity=WARN,
         )
 
@@ -269,10 +276,11 @@ def _families_of_fleet(network: Network, fleet: Fleet, meeting: Maybe[Meeting]) 
         theirs = apart[0]
         only = f"{listed(node.host for node in apart)}: only IPv{theirs.families}"
         text = "Show the addresses of each, and give the one or the other the family it lacks"
-        yield Finding(
-            summary=f"{own.host} has only IPv{own.families} addresses and {theirs.host} only IPv{theirs.families} ones: no way between them",
-            evidence=(addresses(network), Evidence(only, "the nodes' own words")),
-            fixes=(Fix(text, ("ip -br address",)),),
+        yield Finding.of(
+            f"{own.host} has only IPv{own.families} addresses and {theirs.host} only IPv{theirs.families} ones: no way between them",
+            addresses(network),
+            Evidence(only, "the nodes' own words"),
+            Fix(text, ("ip -br address",)),
         )
     yield from _gloo_apart(own, network, fleet)
 
@@ -291,13 +299,11 @@ def _gloo_apart(own: Node, network: Network, fleet: Fleet) -> Iterator[Finding]:
     if (count[ours], ours == 4) > (count[theirs], theirs == 4):
         return
     others = [f"{node.host} {taken[node.rank]}" for node in fleet.nodes if versions.get(node.rank) == theirs]
-    yield Finding(
-        summary=f"gloo takes {taken[own.rank]} (IPv{ours}) on {own.host}, and IPv{theirs} on {plural(len(others), 'other node')}: it needs one family on all",
-        evidence=(
-            Evidence(f"{own.host}: {taken[own.rank]}", "gloo's rules"),
-            Evidence(listed(others), "gloo's rules over there"),
-        ),
-        fixes=tuple(_other_family(theirs, own, network)),
+    yield Finding.of(
+        f"gloo takes {taken[own.rank]} (IPv{ours}) on {own.host}, and IPv{theirs} on {plural(len(others), 'other node')}: it needs one family on all",
+        Evidence(f"{own.host}: {taken[own.rank]}", "gloo's rules"),
+        Evidence(listed(others), "gloo's rules over there"),
+        _other_family(theirs, own, network),
     )
 
 

@@ -11,11 +11,8 @@ from ddpdoctor.base.text import listed
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.checks.shared_fixes import runtime_of
 from ddpdoctor.engine.registry import LogTraits, check, requires
-from ddpdoctor.facts.container import Container
-from ddpdoctor.facts.environment import Environment
-from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.network import Interface, Network
-from ddpdoctor.facts.torch import Torch
+from ddpdoctor.facts.snapshot import Container, Environment, Nccl, Torch
 from ddpdoctor.knowledge.interface_choice import (
     left_out_by_family,
     names_in,
@@ -112,13 +109,15 @@ def nccl_ifname_not_found(
     why = f"{listed(passed)} has no usable address or no carrier" if passed else "no interface of that name is here"
     last_line = nccl.answer_log.rpartition("\n")[2] if nccl.answer_log else ""
     said = (Evidence(last_line, "ncclGetUniqueId in a subprocess"),) if nccl.answer_log else ()
-    yield Finding(
-        summary=f"NCCL_SOCKET_IFNAME={value} leaves NCCL no interface: {why}",
+    yield Finding.of(
+        f"NCCL_SOCKET_IFNAME={value} leaves NCCL no interface: {why}",
+        setting(environment, "NCCL_SOCKET_IFNAME"),
+        addresses(network),
+        said,
+        _name_it(network, "NCCL_SOCKET_IFNAME", next(iter(wanted.names), "")),
         cause=""
         if has_nccl(nccl, torch)
         else "There is no NCCL here, so it only matters where another job brings one.",
-        evidence=(setting(environment, "NCCL_SOCKET_IFNAME"), addresses(network), *said),
-        fixes=_name_it(network, "NCCL_SOCKET_IFNAME", next(iter(wanted.names), "")),
         severity=FAIL if has_nccl(nccl, torch) else INFO,
     )
 
@@ -172,10 +171,11 @@ def _missing_names(
         why = "only exact names count here, NCCL's prefixes, ^ and = don't"
     else:
         why = "it has no address" if named(first, network) else "there is no such interface"
-    yield Finding(
-        summary=f"{variable}={environment.get(variable)}: {first} can't be used, {why}",
-        evidence=(setting(environment, variable), addresses(network)),
-        fixes=_name_it(network, variable, first.lstrip("^=")),
+    yield Finding.of(
+        f"{variable}={environment.get(variable)}: {first} can't be used, {why}",
+        setting(environment, variable),
+        addresses(network),
+        _name_it(network, variable, first.lstrip("^=")),
     )
 
 
@@ -208,10 +208,11 @@ def loopback_ifname(network: Network, environment: Environment, nccl: Maybe[Nccl
     for variable, name in taken.items():
         found = named(name, network) if isinstance(name, str) else None
         if found and found.loopback:
-            yield Finding(
-                summary=f"{variable}={environment.get(variable)} ties this node to the loopback, and the job has several nodes",
-                evidence=(setting(environment, variable), intent(sign)),
-                fixes=_name_it(network, variable, ""),
+            yield Finding.of(
+                f"{variable}={environment.get(variable)} ties this node to the loopback, and the job has several nodes",
+                setting(environment, variable),
+                intent(sign),
+                _name_it(network, variable, ""),
             )
     if nccl_value or (isinstance(nccl, Unknown) and named(gloo_value, network) is None):
         known(nccl)
@@ -256,20 +257,24 @@ def nccl_no_interface(
     if runtime_of(container):
         text = "Start the container with the host's network: add --network=host --ipc=host to its `docker run`"
         fixes.append(Fix(text))
-    yield Finding(
-        summary=summary,
-        evidence=(nccl.seen("predicted_interface"), addresses(network), *((intent(sign),) if sign else ())),
-        fixes=(Fix("Look which interfaces are down or have no address", ("ip -br address",)), *fixes),
+    yield Finding.of(
+        summary,
+        nccl.seen("predicted_interface"),
+        addresses(network),
+        intent(sign) if sign else None,
+        Fix("Look which interfaces are down or have no address", ("ip -br address",)),
+        fixes,
     )
 
 
 def _comm_id_elsewhere(network: Network, environment: Environment) -> Finding:
     value = environment.get("NCCL_COMM_ID")
-    return Finding(
-        summary=f"NCCL_COMM_ID={value[:80]} is in no subnet of this host's, so NCCL finds no interface",
+    return Finding.of(
+        f"NCCL_COMM_ID={value[:80]} is in no subnet of this host's, so NCCL finds no interface",
+        setting(environment, "NCCL_COMM_ID"),
+        addresses(network),
+        Fix("Unset it: torch tells NCCL the address itself", ("unset NCCL_COMM_ID",), appliable=True),
         cause="With NCCL_COMM_ID, NCCL takes the interface in whose subnet that address is, whatever else is set.",
-        evidence=(setting(environment, "NCCL_COMM_ID"), addresses(network)),
-        fixes=(Fix("Unset it: torch tells NCCL the address itself", ("unset NCCL_COMM_ID",), appliable=True),),
     )
 
 
@@ -290,14 +295,14 @@ def nccl_prediction_disagrees(nccl: Nccl) -> Iterator[Finding]:
     requires(nccl.answer_interface, "NCCL was not asked, or found no interface")
     predicted = known(nccl.predicted_interface)
     if predicted != nccl.answer_interface:
-        yield Finding(
-            summary=f"libnccl takes {nccl.answer_interface}, its rules say {predicted or 'none'}",
-            evidence=(nccl.seen("answer_interface"), nccl.seen("predicted_interface"), nccl.seen("library")),
-            fixes=(
-                Fix("See what NCCL reads and says", ("cat /etc/nccl.conf ~/.nccl.conf; env | grep NCCL_",)),
-                Fix(
-                    f"To be sure of {nccl.answer_interface}, name it",
-                    (f"export NCCL_SOCKET_IFNAME=={shlex.quote(nccl.answer_interface or '')}",),
-                ),
+        yield Finding.of(
+            f"libnccl takes {nccl.answer_interface}, its rules say {predicted or 'none'}",
+            nccl.seen("answer_interface"),
+            nccl.seen("predicted_interface"),
+            nccl.seen("library"),
+            Fix("See what NCCL reads and says", ("cat /etc/nccl.conf ~/.nccl.conf; env | grep NCCL_",)),
+            Fix(
+                f"To be sure of {nccl.answer_interface}, name it",
+                (f"export NCCL_SOCKET_IFNAME=={shlex.quote(nccl.answer_interface or '')}",),
             ),
         )

@@ -29,19 +29,17 @@ def container_network_isolated(log: Log, seen: Sequence[SignMatch]) -> Finding:
     routes between pods.
     """
     address = word(seen, "address") or word(seen, "last")
-    return Finding(
-        summary=f"A rank dials {address}, an address of docker's own network, which other hosts can't reach"
+    return Finding.of(
+        f"A rank dials {address}, an address of docker's own network, which other hosts can't reach"
         if address
         else "NCCL offers an address of docker's own network, which other hosts can't reach",
-        fixes=(
-            Fix(
-                "Start the containers of all nodes in the host's network",
-                ("docker run --network=host --ipc=host --gpus all IMAGE torchrun ...",),
-            ),
-            Fix(
-                "Then test the way between the nodes, in the containers, on all of them at the same time",
-                ("ddpdoctor netcheck --master-addr HOST",),
-            ),
+        Fix(
+            "Start the containers of all nodes in the host's network",
+            ("docker run --network=host --ipc=host --gpus all IMAGE torchrun ...",),
+        ),
+        Fix(
+            "Then test the way between the nodes, in the containers, on all of them at the same time",
+            ("ddpdoctor netcheck --master-addr HOST",),
         ),
     )
 
@@ -70,27 +68,25 @@ def ib_device_missing_in_container(log: Log, seen: Sequence[SignMatch]) -> Findi
     `NCCL_IB_DISABLE=1` goes over TCP, slower.
     """
     closed = word(seen, "device")
-    return Finding(
-        summary=f"NCCL sees {closed} and may not open it: this container lacks /dev/infiniband; it goes without, over TCP"
+    return Finding.of(
+        f"NCCL sees {closed} and may not open it: this container lacks /dev/infiniband; it goes without, over TCP"
         if closed and all(match.sign == CLOSED for match in seen)
         else "NCCL can't use the InfiniBand or RoCE device: in a container it lacks /dev/infiniband or the host's network",
-        severity=WARN if all(match.sign == CLOSED for match in seen) else FAIL,
-        fixes=(
-            Fix(
-                "Give the container the devices, the host's network and locked memory",
-                (
-                    "docker run --network=host --device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1 --ipc=host"
-                    " --gpus all IMAGE torchrun ...",
-                ),
-            ),
-            Fix("See in the container which devices there are", ("ls /dev/infiniband /sys/class/infiniband",)),
-            Fix(
-                "Until then go over TCP, slower",
-                ("unset NCCL_NET", "export NCCL_IB_DISABLE=1")
-                if any(match.sign in NOT_TO_BE_HAD for match in seen)
-                else ("export NCCL_IB_DISABLE=1",),
+        Fix(
+            "Give the container the devices, the host's network and locked memory",
+            (
+                "docker run --network=host --device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1 --ipc=host"
+                " --gpus all IMAGE torchrun ...",
             ),
         ),
+        Fix("See in the container which devices there are", ("ls /dev/infiniband /sys/class/infiniband",)),
+        Fix(
+            "Until then go over TCP, slower",
+            ("unset NCCL_NET", "export NCCL_IB_DISABLE=1")
+            if any(match.sign in NOT_TO_BE_HAD for match in seen)
+            else ("export NCCL_IB_DISABLE=1",),
+        ),
+        severity=WARN if all(match.sign == CLOSED for match in seen) else FAIL,
     )
 
 
@@ -113,31 +109,25 @@ def gdr_disabled(log: Log, seen: Sequence[SignMatch]) -> Finding:
     As root `modprobe nvidia-peermem`, and for the next boot `echo nvidia-peermem > /etc/modules-load.d/nvidia-peermem.conf`.
     """
     if all(match.sign == REFUSED for match in seen):
-        return Finding(
-            summary="A network card was refused access to memory: GPU Direct RDMA may be broken, or an IOMMU in between",
-            fixes=(
-                Fix(
-                    "See whether it goes without GPU Direct RDMA, through the host", ("export NCCL_NET_GDR_LEVEL=LOC",)
-                ),
-                Fix(
-                    "If so, look for the kernel's way into the GPU's memory",
-                    ("grep -E 'nvidia_peermem|nv_peer_mem' /proc/modules",),
-                ),
+        return Finding.of(
+            "A network card was refused access to memory: GPU Direct RDMA may be broken, or an IOMMU in between",
+            Fix("See whether it goes without GPU Direct RDMA, through the host", ("export NCCL_NET_GDR_LEVEL=LOC",)),
+            Fix(
+                "If so, look for the kernel's way into the GPU's memory",
+                ("grep -E 'nvidia_peermem|nv_peer_mem' /proc/modules",),
             ),
         )
     device = word(seen, "device")
     # Of what a rank says several times only the first is known; with NCCL_DEBUG=INFO it says it of each card.
     more = any(match.times > 1 for match in seen)
     cards = f"{device}, the first card that the log names" if more and device else device or "the network cards"
-    return Finding(
-        summary=f"GPU Direct RDMA is off for {cards}: traffic between nodes is copied through the host",
-        fixes=(
-            Fix(
-                "Load the module that lets the card into the GPU's memory, as root on every node",
-                ("modprobe nvidia-peermem", "echo nvidia-peermem > /etc/modules-load.d/nvidia-peermem.conf"),
-            ),
-            Fix("See whether it is there", ("grep -E 'nvidia_peermem|nv_peer_mem' /proc/modules",)),
+    return Finding.of(
+        f"GPU Direct RDMA is off for {cards}: traffic between nodes is copied through the host",
+        Fix(
+            "Load the module that lets the card into the GPU's memory, as root on every node",
+            ("modprobe nvidia-peermem", "echo nvidia-peermem > /etc/modules-load.d/nvidia-peermem.conf"),
         ),
+        Fix("See whether it is there", ("grep -E 'nvidia_peermem|nv_peer_mem' /proc/modules",)),
     )
 
 
@@ -161,40 +151,34 @@ def efa_plugin_misconfigured(log: Log, seen: Sequence[SignMatch]) -> Finding:
         return _plugin_fails(log, seen, failing)
     provider = word(seen, "provider")
     refused = all(match.sign in NOT_TO_BE_HAD for match in seen)
-    return Finding(
-        summary="NCCL_NET asks for the network of aws-ofi-nccl, and NCCL finds no such plugin, or it can't start"
+    return Finding.of(
+        "NCCL_NET asks for the network of aws-ofi-nccl, and NCCL finds no such plugin, or it can't start"
         if refused
         else f"aws-ofi-nccl finds no EFA device{f' and takes {provider}' if provider else ''}: NCCL goes over plain sockets",
-        severity=FAIL if refused else WARN,
-        fixes=(
-            Fix("See on the host and in the container whether EFA is there", ("fi_info -p efa", "ls /dev/infiniband")),
-            Fix(
-                "Give the container the devices and the host's network",
-                (
-                    "docker run --network=host --device=/dev/infiniband --ulimit memlock=-1 --gpus all IMAGE torchrun ...",
-                ),
-            ),
-            Fix("On an instance without EFA do without the plugin", ("export NCCL_NET=Socket",)),
+        Fix("See on the host and in the container whether EFA is there", ("fi_info -p efa", "ls /dev/infiniband")),
+        Fix(
+            "Give the container the devices and the host's network",
+            ("docker run --network=host --device=/dev/infiniband --ulimit memlock=-1 --gpus all IMAGE torchrun ...",),
         ),
+        Fix("On an instance without EFA do without the plugin", ("export NCCL_NET=Socket",)),
+        severity=FAIL if refused else WARN,
     )
 
 
 def _plugin_fails(log: Log, seen: Sequence[SignMatch], what: str) -> Finding:
     started = what == "send or receive"
     first = Fix("See whether another rank ended first: then this only followed; its own log says why")
-    return Finding(
-        summary=f"aws-ofi-nccl could not {what}: libfabric refused it{', or the peer was gone' if started else ''}",
-        severity=FAIL,
-        fixes=(
-            *((first,) if started else ()),
-            Fix(
-                "See that EFA is there, and let its security group allow all traffic to and from itself",
-                ("fi_info -p efa",),
-            ),
-            Fix(
-                "Install the current EFA installer, whose libfabric and aws-ofi-nccl fit each other, and name the provider",
-                ("export FI_PROVIDER=efa",),
-            ),
-            Fix("To see whether it is the plugin, go without it for once", ("export NCCL_NET=Socket",)),
+    return Finding.of(
+        f"aws-ofi-nccl could not {what}: libfabric refused it{', or the peer was gone' if started else ''}",
+        first if started else None,
+        Fix(
+            "See that EFA is there, and let its security group allow all traffic to and from itself",
+            ("fi_info -p efa",),
         ),
+        Fix(
+            "Install the current EFA installer, whose libfabric and aws-ofi-nccl fit each other, and name the provider",
+            ("export FI_PROVIDER=efa",),
+        ),
+        Fix("To see whether it is the plugin, go without it for once", ("export NCCL_NET=Socket",)),
+        severity=FAIL,
     )

@@ -13,12 +13,10 @@ from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, known
 from ddpdoctor.engine.log_traits import Particulars
 from ddpdoctor.engine.registry import LogTraits, check, required, requires
-from ddpdoctor.facts.environment import Environment
-from ddpdoctor.facts.firewall import Firewall
-from ddpdoctor.facts.fleet import Fleet
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.facts.meeting import Attempt, ConnectOutcome, Meeting
 from ddpdoctor.facts.network import Network, Resolution
+from ddpdoctor.facts.snapshot import Environment, Firewall, Fleet
 from ddpdoctor.knowledge.firewall_fixes import LOOK, job_subnet, opening
 from ddpdoctor.knowledge.job_intent import (
     OWN_HOST_NAMES,
@@ -94,13 +92,11 @@ def master_addr_unresolvable(network: Network, environment: Environment, meeting
         if dialled and resolution and resolution.name == dialled.master:
             continue  # It has had an address since.
         if resolution and not resolution.addresses:
-            yield Finding(
-                summary=f"{name} names {resolution.name}, which this host can't resolve: {resolution.error}",
-                evidence=(resolved(resolution),),
-                fixes=(
-                    Fix("Look what this host knows of the name", (f"getent ahosts {shlex.quote(resolution.name)}",)),
-                    Fix(f"Show the master's addresses there, and put one of them into {name}", ("hostname -I",)),
-                ),
+            yield Finding.of(
+                f"{name} names {resolution.name}, which this host can't resolve: {resolution.error}",
+                resolved(resolution),
+                Fix("Look what this host knows of the name", (f"getent ahosts {shlex.quote(resolution.name)}",)),
+                Fix(f"Show the master's addresses there, and put one of them into {name}", ("hostname -I",)),
             )
 
 
@@ -148,10 +144,12 @@ def master_addr_unreachable(
 
 def _no_route(variable: str, master: Resolution, network: Network, environment: Environment) -> Finding:
     error = network.master_route_error
-    return Finding(
-        summary=f"No route from here to {variable} {master.name}: {error}",
-        evidence=(setting(environment, variable), resolved(master), Evidence(error, "connect")),
-        fixes=_other_networks(variable, master.addresses[0]),
+    return Finding.of(
+        f"No route from here to {variable} {master.name}: {error}",
+        setting(environment, variable),
+        resolved(master),
+        Evidence(error, "connect"),
+        _other_networks(variable, master.addresses[0]),
     )
 
 
@@ -170,11 +168,12 @@ def _on_every_node_another(
     if here and isinstance(meeting, Meeting) and meeting.master:
         commands = _meet_at(here, meeting, variable)
     text = f"Set it to node 0's address on all nodes{f'; if this is node 0, that is {here}' if here else ''}"
-    return Finding(
-        summary=f"{variable}={master.name} means this host itself on every node, and the job has several",
+    return Finding.of(
+        f"{variable}={master.name} means this host itself on every node, and the job has several",
+        resolved(master),
+        intent(sign),
+        Fix(text, commands),
         cause="Node 0 listens where only it gets to, and every other node looks for node 0 on itself.",
-        evidence=(resolved(master), intent(sign)),
-        fixes=(Fix(text, commands),),
     )
 
 
@@ -202,11 +201,11 @@ def _by_experiment(
             or _answers_filtered(attempt, meeting, network, firewall)
             or _meaning_of(attempt, meeting, variable, network)
         )
-        yield Finding(
-            summary=f"{meant.summary} ({how_often(attempt, meeting)})",
+        yield Finding.of(
+            f"{meant.summary} ({how_often(attempt, meeting)})",
+            attempts_seen(meeting),
+            meant.fixes,
             cause=f"{meant.cause} {note}".strip(),
-            evidence=tuple(attempts_seen(meeting)),
-            fixes=meant.fixes,
         )
 
 
@@ -215,14 +214,14 @@ def _not_node_0s_own(meeting: Meeting, variable: str, master: Resolution, networ
     here = f"If {network.hostname} is node 0, name its own address, on all nodes alike"
     there = "If another host is node 0, start this one with its own --node-rank"
     as_node_1 = netcheck_command(meeting, meeting.nnodes, 1)
-    return Finding(
-        summary=f"{master.name} isn't an address of {network.hostname}, which was started as node 0",
+    return Finding.of(
+        f"{master.name} isn't an address of {network.hostname}, which was started as node 0",
+        resolved(master),
+        addresses(network),
+        attempts_seen(meeting),
+        Fix(here, _meet_at(own, meeting, variable)) if own else None,
+        Fix(there, (as_node_1,) if not meeting.launcher and meeting.nnodes == 2 else ()),
         cause="The job's store listens on node 0. Either another host is node 0, or a router translates this address (NAT, a cloud's public address): then no process here can listen on it.",
-        evidence=(resolved(master), addresses(network), *attempts_seen(meeting)),
-        fixes=(
-            *((Fix(here, _meet_at(own, meeting, variable)),) if own else ()),
-            Fix(there, (as_node_1,) if not meeting.launcher and meeting.nnodes == 2 else ()),
-        ),
     )
 
 
@@ -233,14 +232,13 @@ def _meet_at(address: str, meeting: Meeting, variable: str) -> tuple[str, ...]:
 
 
 def _own_but_not_node_0(meeting: Meeting, variable: str, master: Resolution, network: Network) -> Finding:
-    return Finding(
-        summary=f"{master.name} is {network.hostname} itself, which was started as node {meeting.node_rank}, not as node 0",
+    return Finding.of(
+        f"{master.name} is {network.hostname} itself, which was started as node {meeting.node_rank}, not as node 0",
+        resolved(master),
+        attempts_seen(meeting),
+        Fix(f"Either make {network.hostname} node 0", (netcheck_command(meeting, meeting.nnodes, 0),)),
+        Fix(f"Or show node 0's addresses there, and set {variable} to one of them on all nodes", ("hostname -I",)),
         cause="The job's store listens on node 0, so nobody listens at this address.",
-        evidence=(resolved(master), *attempts_seen(meeting)),
-        fixes=(
-            Fix(f"Either make {network.hostname} node 0", (netcheck_command(meeting, meeting.nnodes, 0),)),
-            Fix(f"Or show node 0's addresses there, and set {variable} to one of them on all nodes", ("hostname -I",)),
-        ),
     )
 
 
@@ -375,12 +373,11 @@ def _out_of_its_own_reach(attempt: Attempt, meeting: Meeting, network: Network, 
     where = place(attempt.address, meeting.port)
     subnet = own_network(attempt.address, network)
     to = (subnet,) if subnet else ()
-    return Finding(
-        summary=f"{network.hostname} listens at {where} and can't reach it itself: {attempt.words or attempt.met.value} ({how_often(attempt, meeting)})",
+    return Finding.of(
+        f"{network.hostname} listens at {where} and can't reach it itself: {attempt.words or attempt.met.value} ({how_often(attempt, meeting)})",
+        attempts_seen(meeting),
+        opening(f"Let TCP in on {network.hostname}", firewall, to, inbound=True) or (_look_there(network.hostname),),
         cause="Its own packet filter takes even what it sends to itself, so it takes what the other nodes send, too.",
-        evidence=tuple(attempts_seen(meeting)),
-        fixes=opening(f"Let TCP in on {network.hostname}", firewall, to, inbound=True)
-        or (_look_there(network.hostname),),
     )
 
 
@@ -391,9 +388,10 @@ def _shut_here(meeting: Meeting, network: Network, firewall: Maybe[Firewall]) ->
     rules = [shut_port for shut_port in firewall.shut_ports if port_among(shut_port, meeting.port)]
     subnets = (subnet,) if (subnet := job_subnet(network)) else ()
     if rules:
-        yield Finding(
-            summary=f"{network.hostname}'s packet filter stops the other nodes at the master's port, {meeting.port}",
+        yield Finding.of(
+            f"{network.hostname}'s packet filter stops the other nodes at the master's port, {meeting.port}",
+            firewall.seen("shut_ports", listed(rules)),
+            firewall.seen("tool"),
+            opening(f"Let the port in on {network.hostname}", firewall, subnets, inbound=True),
             cause="A rule of its own drops or rejects TCP to this port, and not all nodes have arrived.",
-            evidence=(firewall.seen("shut_ports", listed(rules)), firewall.seen("tool")),
-            fixes=opening(f"Let the port in on {network.hostname}", firewall, subnets, inbound=True),
         )

@@ -12,16 +12,10 @@ from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.engine.log_traits import Particulars
 from ddpdoctor.engine.registry import LogTraits, check, leave_untested, requires
-from ddpdoctor.facts.environment import Environment
-from ddpdoctor.facts.firewall import Firewall
-from ddpdoctor.facts.fleet import Fleet
-from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.log import Log, SignMatch
-from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.network import Listener, Network
 from ddpdoctor.facts.plan import Plan
-from ddpdoctor.facts.processes import Processes
-from ddpdoctor.facts.target_python import TargetPython
+from ddpdoctor.facts.snapshot import Environment, Firewall, Fleet, Gpus, Meeting, Processes, TargetPython
 from ddpdoctor.knowledge import launchers
 from ddpdoctor.knowledge.firewall_fixes import job_subnet, of_family, opening, whom
 from ddpdoctor.knowledge.frameworks import ACCELERATE
@@ -120,14 +114,13 @@ def port_in_use(
             cause = "Another job runs here with the same port, or a crashed run left a process behind."
         else:
             cause = f"A job that already runs isn't hurt; one that is started now and wants {port} is."
-        yield Finding(
-            summary=summary,
+        yield Finding.of(
+            summary,
+            Evidence(f"bind to port {port}: Address already in use", "bind()"),
+            _holder_seen(holder),
+            (end_leftovers([left]),) if left else _end_it(holder),
+            _other_port(target_python, name, port, meets, launcher, on_one_node=on_one_node),
             cause=cause,
-            evidence=(Evidence(f"bind to port {port}: Address already in use", "bind()"), *_holder_seen(holder)),
-            fixes=(
-                *((end_leftovers([left]),) if left else _end_it(holder)),
-                _other_port(target_python, name, port, meets, launcher, on_one_node=on_one_node),
-            ),
             severity=severity,
         )
     known(meeting)
@@ -143,20 +136,21 @@ def _left_over(holder: Listener, processes: Maybe[Processes], gpus: Maybe[Gpus])
 
 
 def _not_listened(meeting: Meeting, where: str, name: str, target_python: TargetPython, launcher: str) -> Finding:
-    return Finding(
-        summary=f"Could not listen on {meeting.master} {where}: {meeting.listen_error}",
+    return Finding.of(
+        f"Could not listen on {meeting.master} {where}: {meeting.listen_error}",
+        Evidence(f"{meeting.master} {where}: {meeting.listen_error}", "bind()"),
+        who_listens(meeting.port),
+        _other_port(target_python, name, meeting.port, meeting, launcher),
         cause="Whoever holds it came after this host was looked at, or can't be seen by this user.",
-        evidence=(Evidence(f"{meeting.master} {where}: {meeting.listen_error}", "bind()"),),
-        fixes=(who_listens(meeting.port), _other_port(target_python, name, meeting.port, meeting, launcher)),
     )
 
 
 def _forbidden(port: int, name: str, other_port: Fix) -> Finding:
-    return Finding(
-        summary=f"Port {port} ({name}) is one that this user may not listen on",
+    return Finding.of(
+        f"Port {port} ({name}) is one that this user may not listen on",
+        Evidence(f"bind to port {port}: Permission denied", "bind()"),
+        other_port,
         cause="Ports below net.ipv4.ip_unprivileged_port_start, 1024 unless somebody changed it, are for root.",
-        evidence=(Evidence(f"bind to port {port}: Permission denied", "bind()"),),
-        fixes=(other_port,),
     )
 
 
@@ -250,10 +244,10 @@ def port_range_too_small(network: Network, plan: Plan) -> Iterator[Finding]:
     low, high = known(network.ephemeral_range)
     there, needed = high - low + 1, plan.nproc * PORTS_A_RANK
     if there < needed:
-        yield Finding(
-            summary=f"{there} ephemeral ports ({low}-{high}) for {plural(plan.nproc, 'rank')}, which want about {needed}",
-            evidence=(network.seen("ephemeral_range", f"{low}-{high}"),),
-            fixes=(_wider(low, high, needed, network),),
+        yield Finding.of(
+            f"{there} ephemeral ports ({low}-{high}) for {plural(plan.nproc, 'rank')}, which want about {needed}",
+            network.seen("ephemeral_range", f"{low}-{high}"),
+            _wider(low, high, needed, network),
         )
 
 
@@ -305,16 +299,14 @@ def local_firewall(
         return
     subnets = (subnet,) if subnet else ()
     ports, sources = listed(firewall.open_ports) or "none", listed(firewall.open_sources) or "nowhere"
-    yield Finding(
-        summary=f"The packet filter ({known(firewall.tool)}) drops new TCP from other hosts; NCCL and gloo listen on random high ports",
+    yield Finding.of(
+        f"The packet filter ({known(firewall.tool)}) drops new TCP from other hosts; NCCL and gloo listen on random high ports",
+        firewall.seen("input_policy"),
+        Evidence(listed(firewall.blocked[:3]), "rules that drop or reject TCP") if firewall.blocked else None,
+        Evidence(f"let in: ports {ports}; from {sources}", "rules that accept TCP"),
+        intent(sign) if sign else None,
+        opening(f"Let in all TCP from {whom(subnets)}", every, subnets, inbound=True),
         cause="" if sign else "It doesn't touch a job on this host alone, only one over several nodes.",
-        evidence=(
-            firewall.seen("input_policy"),
-            *((Evidence(listed(firewall.blocked[:3]), "rules that drop or reject TCP"),) if firewall.blocked else ()),
-            Evidence(f"let in: ports {ports}; from {sources}", "rules that accept TCP"),
-            *((intent(sign),) if sign else ()),
-        ),
-        fixes=opening(f"Let in all TCP from {whom(subnets)}", every, subnets, inbound=True),
         severity=FAIL if sign else INFO,
     )
 

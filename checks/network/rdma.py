@@ -9,10 +9,8 @@ from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Se
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, known
 from ddpdoctor.engine.registry import check, required, requires
-from ddpdoctor.facts.environment import Environment
-from ddpdoctor.facts.nccl import Nccl
-from ddpdoctor.facts.network import Network
 from ddpdoctor.facts.rdma import Gid, Rdma, RdmaPort
+from ddpdoctor.facts.snapshot import Environment, Nccl, Network
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.job_intent import several_nodes
 from ddpdoctor.knowledge.network_fixes import setting
@@ -97,21 +95,17 @@ def _ports_down(
     )
     first = down[0]
     others = f" and {plural(len(down) - 1, 'other port')}" if len(down) > 1 else ""
-    yield Finding(
-        summary=f"{called(first)}{others} {'is' if len(down) == 1 else 'are'} {first.state} ({first.physical or 'no reason told'}), "
+    yield Finding.of(
+        f"{called(first)}{others} {'is' if len(down) == 1 else 'are'} {first.state} ({first.physical or 'no reason told'}), "
         f"{len(active(ports))} of {plural(len(ports), 'port')} active",
+        (told(rdma, "ports", _state(port)) for port in down[:8]),
+        setting(environment, "NCCL_IB_HCA") if hca else None,
+        Fix(
+            "See what the ports say, and look at the cables of those that are down",
+            (f"grep . {PORTS}/state {PORTS}/phys_state",),
+        ),
+        () if severity is INFO else _only_good(ports, down),
         cause=_why_down(first, ports, severity),
-        evidence=(
-            *(told(rdma, "ports", _state(port)) for port in down[:8]),
-            *((setting(environment, "NCCL_IB_HCA"),) if hca else ()),
-        ),
-        fixes=(
-            Fix(
-                "See what the ports say, and look at the cables of those that are down",
-                (f"grep . {PORTS}/state {PORTS}/phys_state",),
-            ),
-            *(() if severity is INFO else _only_good(ports, down)),
-        ),
         severity=severity,
     )
 
@@ -168,18 +162,16 @@ def _ports_with_errors(rdma: Rdma, ports: Sequence[RdmaPort]) -> Iterator[Findin
     others = f" (and {plural(len(bad) - 1, 'other port')})" if len(bad) > 1 else ""
     folder = f"cd /sys/class/infiniband/{shlex.quote(first.device)}/ports/{first.port}"
     counters = "grep . counters/*err* counters/link_downed hw_counters/*err*"
-    yield Finding(
-        summary=f"{called(first)} counts errors{others}: {listed((f'{name} {count}' for name, count in _errors(first)), most=3)}",
-        cause="Such counts come from a bad cable or transceiver, or a lossy fabric; they run since the driver was loaded. If they "
-        "still grow while a job runs, it is ill.",
-        evidence=tuple(
+    yield Finding.of(
+        f"{called(first)} counts errors{others}: {listed((f'{name} {count}' for name, count in _errors(first)), most=3)}",
+        (
             told(rdma, "ports", f"{called(port)}: {listed(f'{name} {count}' for name, count in _errors(port))}")
             for port in bad[:8]
         ),
-        fixes=(
-            Fix("Look whether they still grow", (f"{folder}; {counters}; sleep 60; {counters}",)),
-            *_only_good(ports, bad),
-        ),
+        Fix("Look whether they still grow", (f"{folder}; {counters}; sleep 60; {counters}",)),
+        _only_good(ports, bad),
+        cause="Such counts come from a bad cable or transceiver, or a lossy fabric; they run since the driver was loaded. If they "
+        "still grow while a job runs, it is ill.",
         severity=WARN,
     )
 
@@ -218,14 +210,12 @@ def roce_gid_index(rdma: Rdma, environment: Environment, nccl: Maybe[Nccl]) -> I
     first = bad[0]
     gid = gid_at(first, index)
     others = f" (and {plural(len(bad) - 1, 'other port')})" if len(bad) > 1 else ""
-    yield Finding(
-        summary=f"{reason}: on {called(first)}{others} that is {_kind(gid)}",
+    yield Finding.of(
+        f"{reason}: on {called(first)}{others} that is {_kind(gid)}",
+        setting(environment, "NCCL_IB_GID_INDEX") if environment.get("NCCL_IB_GID_INDEX") else None,
+        (_table(rdma, port) for port in bad[:4]),
+        _right_row(used, nccl),
         cause=_why_bad(gid, first),
-        evidence=(
-            *((setting(environment, "NCCL_IB_GID_INDEX"),) if environment.get("NCCL_IB_GID_INDEX") else ()),
-            *(_table(rdma, port) for port in bad[:4]),
-        ),
-        fixes=(_right_row(used, nccl),),
         severity=FAIL if gid is None else WARN,
     )
 

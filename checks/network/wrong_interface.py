@@ -11,12 +11,8 @@ from ddpdoctor.base.text import listed
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.checks.network.interfaces import INTERNAL, has_nccl, named, needs_nccl
 from ddpdoctor.engine.registry import check, required, requires
-from ddpdoctor.facts.environment import Environment
-from ddpdoctor.facts.fleet import Fleet
-from ddpdoctor.facts.meeting import Meeting
-from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.network import Interface, Network, Resolution
-from ddpdoctor.facts.torch import Torch
+from ddpdoctor.facts.snapshot import Environment, Fleet, Meeting, Nccl, Torch
 from ddpdoctor.knowledge.interface_choice import FELL_BACK, as_address, interface_with, nccl_ifname_counts
 from ddpdoctor.knowledge.job_intent import ONE_NODE, is_loopback, several_nodes, way_to_the_others
 from ddpdoctor.knowledge.network_fixes import addresses, hosts_fix, intent, interface_settings, resolved
@@ -52,11 +48,13 @@ def nccl_wrong_interface(
             taken = nccl.interface or "an interface"
             seen = nccl.seen("answer_interface" if nccl.answer_interface else "predicted_interface", taken)
             way = interface_with(found_out.route, network.interfaces)
-            yield Finding(
-                summary=f"NCCL {presence.takes} {taken}: {_not_reached(found_out, way)}",
+            yield Finding.of(
+                f"NCCL {presence.takes} {taken}: {_not_reached(found_out, way)}",
+                found_out.seen,
+                seen,
+                addresses(network),
+                (_towards(way, network),) if way else (),
                 cause=presence.cause,
-                evidence=(found_out.seen, seen, addresses(network)),
-                fixes=(_towards(way, network),) if way else (),
                 severity=presence.severity,
             )
         if others := unreached(fleet, meeting.node_rank, "nccl"):
@@ -78,11 +76,13 @@ def nccl_wrong_interface(
     address = nccl.answer_address or nccl.predicted_address
     towards = "MASTER_ADDR is reached by" if _leads_to_master(way, network) else "the default route goes over"
     source = "answer_interface" if nccl.answer_interface else "predicted_interface"
-    yield Finding(
-        summary=f"NCCL takes {taken} ({address}); {towards} {way}",
+    yield Finding.of(
+        f"NCCL takes {taken} ({address}); {towards} {way}",
+        nccl.seen(source),
+        addresses(network),
+        intent(sign) if sign else None,
+        _towards(way, network),
         cause="" if sign else "It doesn't harm a job on this host alone, only one over several nodes.",
-        evidence=(nccl.seen(source), addresses(network), *((intent(sign),) if sign else ())),
-        fixes=(_towards(way, network),),
         severity=INFO if not sign else FAIL if internal else WARN,
     )
 
@@ -171,10 +171,13 @@ def gloo_wrong_interface(
             own_name = () if isinstance(network.own_name, Unknown) else (resolved(network.own_name),)
             settings = interface_settings(to_master)[:1] if to_master else ()
             named_here = (Fix(f"Name {to_master}; on other nodes, theirs", settings),) if settings else ()
-            yield Finding(
-                summary=f"gloo takes {took}: {_not_reached(found_out, to_master)}",
-                evidence=(found_out.seen, nccl.seen("gloo_interface", f"{took}, {nccl.gloo_reason}"), *own_name),
-                fixes=(*named_here, *hosts_fix(network)),
+            yield Finding.of(
+                f"gloo takes {took}: {_not_reached(found_out, to_master)}",
+                found_out.seen,
+                nccl.seen("gloo_interface", f"{took}, {nccl.gloo_reason}"),
+                own_name,
+                named_here,
+                hosts_fix(network),
             )
         return
     sign = several_nodes(environment, network)
@@ -190,17 +193,13 @@ def gloo_wrong_interface(
             known(own)
         return
     why = "no address of the hostname is this host's" if foreign else f"an address of {taken}, which leads elsewhere"
-    yield Finding(
-        summary=f"gloo will offer the other nodes {address}: {why}; they are reached by {way}",
-        evidence=(
-            nccl.seen("gloo_interface", f"{taken} ({address}), {nccl.gloo_reason}"),
-            *(() if isinstance(own, Unknown) else (resolved(own),)),
-            intent(sign),
-        ),
-        fixes=(
-            Fix(f"Name {way}; on other nodes, theirs", interface_settings(way)[:1], appliable=True),
-            *hosts_fix(network),
-        ),
+    yield Finding.of(
+        f"gloo will offer the other nodes {address}: {why}; they are reached by {way}",
+        nccl.seen("gloo_interface", f"{taken} ({address}), {nccl.gloo_reason}"),
+        None if isinstance(own, Unknown) else resolved(own),
+        intent(sign),
+        Fix(f"Name {way}; on other nodes, theirs", interface_settings(way)[:1], appliable=True),
+        hosts_fix(network),
     )
 
 
@@ -215,11 +214,13 @@ def _no_way_to(library: str, others: Unreached, fleet: Fleet, network: Network, 
     way = name or way_to_the_others(network)
     fixes = (Fix(text, (f"export {variable}{equals}{shlex.quote(way)}",)),) if way else ()
     look = Fix("Or see why this node has no way there", (f"ip route get {shlex.quote(others.addresses[0])}",))
-    return Finding(
-        summary=f"{library} on {listed(others.names, most=3)} offers {listed(others.addresses, most=3)}, "
+    return Finding.of(
+        f"{library} on {listed(others.names, most=3)} offers {listed(others.addresses, most=3)}, "
         "which this node doesn't reach and others do",
+        others.seen,
+        addresses(network),
+        fixes,
+        look,
         cause="The nodes take interfaces of different networks.",
-        evidence=(others.seen, addresses(network)),
-        fixes=(*fixes, look),
         severity=severity,
     )

@@ -8,9 +8,7 @@ from ddpdoctor.base.findings import WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import listed, ranks_named, spans
 from ddpdoctor.base.unknown import Maybe
 from ddpdoctor.engine.registry import LogTraits, check, leave_untested, requires
-from ddpdoctor.facts.gpus import Gpus
-from ddpdoctor.facts.processes import Processes
-from ddpdoctor.facts.torch import Torch
+from ddpdoctor.facts.snapshot import Gpus, Processes, Torch
 from ddpdoctor.knowledge.gpu_assignment import lacks_nccl, own_gpu
 from ddpdoctor.knowledge.nvidia import nvidia_gpus
 from ddpdoctor.logs.analyze.sightings import memory_of_ranks
@@ -61,16 +59,14 @@ def missing_set_device(gpus: Gpus, processes: Processes) -> Iterator[Finding]:
 def _all_on_one(job: TrainingJob, shared: SharedGpu, held: Sequence[HeldGpu], gpus: Gpus) -> Finding:
     ranks = places(shared.ranks)
     own = listed(spans(at for rank in shared.ranks if (at := own_gpu(rank, gpus)) is not None), 8)
-    return Finding(
-        summary=f"Job {job.name}: {ranks_named(ranks)} all work on GPU {shared.gpu.index}; by their local ranks GPUs {own} "
+    return Finding.of(
+        f"Job {job.name}: {ranks_named(ranks)} all work on GPU {shared.gpu.index}; by their local ranks GPUs {own} "
         "are theirs",
-        evidence=evidence_of(
+        evidence_of(
             [held_gpu for rank in shared.ranks for held_gpu in of_process(rank, held) if held_gpu.gpu == shared.gpu]
         ),
-        fixes=(
-            Fix('Call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before anything else that touches CUDA'),
-            Fix("See it in a training that does so", (f"ddpdoctor smoke --nproc {len(job.ranks)}",)),
-        ),
+        Fix('Call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before anything else that touches CUDA'),
+        Fix("See it in a training that does so", (f"ddpdoctor smoke --nproc {len(job.ranks)}",)),
     )
 
 
@@ -103,21 +99,17 @@ def backend_gloo_on_gpu(gpus: Gpus, processes: Processes, torch: Maybe[Torch]) -
         if any("nccl" in backends for backends in marks):
             continue
         if all("gloo" in backends for backends in marks):
-            yield Finding(
-                summary=f"Job {job.name}: {ranks_named(places([rank for rank, _ in on]))} are on GPUs, and talk over gloo alone: "
+            yield Finding.of(
+                f"Job {job.name}: {ranks_named(places([rank for rank, _ in on]))} are on GPUs, and talk over gloo alone: "
                 "NCCL is many times faster",
-                evidence=(
-                    *evidence_of([context for _, context in on][:4]),
-                    Evidence(
-                        f"threads of process groups: {listed(sorted({mark for rank, _ in on for mark in rank.marks}))}; "
-                        "none of NCCL's",
-                        "/proc/PID/task/*/comm",
-                    ),
+                evidence_of([context for _, context in on][:4]),
+                Evidence(
+                    f"threads of process groups: {listed(sorted({mark for rank, _ in on for mark in rank.marks}))}; "
+                    "none of NCCL's",
+                    "/proc/PID/task/*/comm",
                 ),
-                fixes=(
-                    Fix('Start the process group with init_process_group("nccl"), or "cpu:gloo,cuda:nccl"'),
-                    Fix("See whether NCCL works on this host", ("ddpdoctor smoke --backend nccl",)),
-                ),
+                Fix('Start the process group with init_process_group("nccl"), or "cpu:gloo,cuda:nccl"'),
+                Fix("See whether NCCL works on this host", ("ddpdoctor smoke --backend nccl",)),
             )
         else:
             unnamed = True

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from ddpdoctor.base.findings import WARN, Finding, Fix
 from ddpdoctor.base.text import human, plural, ranks_named
 from ddpdoctor.checks.processes.gpus import left_finding
-from ddpdoctor.facts.gpus import Gpus
-from ddpdoctor.facts.processes import Processes
+from ddpdoctor.facts.snapshot import Gpus, Processes
 from ddpdoctor.processes.gpu_holders import (
     ExtraContext,
     ExtraKind,
@@ -59,12 +58,12 @@ def _of_job(job: TrainingJob, kind: ExtraKind, extra: Sequence[ExtraContext]) ->
     total = sum(context.held.memory for context in extra)
     several = len({context.held.gpu.index for context in extra}) > 1
     whose = f"{'are' if several else 'is'} not {'its' if len(pids) == 1 else 'their'} own"
-    return Finding(
-        summary=f"Job {job.name}: {who} {'holds' if len(pids) == 1 else 'hold'} {human(total) if total else 'a context'} on "
+    return Finding.of(
+        f"Job {job.name}: {who} {'holds' if len(pids) == 1 else 'hold'} {human(total) if total else 'a context'} on "
         f"{gpus_named([context.held for context in extra])}, which {whose}",
+        evidence_of([context.held for context in extra]),
+        FIXES[kind],
         cause=CAUSES[kind],
-        evidence=evidence_of([context.held for context in extra]),
-        fixes=FIXES[kind],
         severity=WARN,
         rank=ranks[0] if len(ranks) == 1 and kind is not ExtraKind.WORKER else None,
     )

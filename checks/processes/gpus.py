@@ -12,13 +12,10 @@ from ddpdoctor.base.text import capital, human, listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.engine.log_traits import Particulars
 from ddpdoctor.engine.registry import LogTraits, Subject, check, leave_untested, requires
-from ddpdoctor.facts.container import Container
-from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpu, Gpus
 from ddpdoctor.facts.log import Log, SignMatch
-from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.plan import Plan
-from ddpdoctor.facts.processes import Processes
+from ddpdoctor.facts.snapshot import Container, Environment, Machine, Processes
 from ddpdoctor.knowledge.nvidia import nvidia_gpus
 from ddpdoctor.knowledge.privileges import by_root, on_the_host
 from ddpdoctor.logs.analyze.sightings import memory_of_ranks
@@ -108,11 +105,11 @@ def left_finding(left: LeftOnGpus, processes: Processes) -> Finding:
     else:
         state = "may be left over, and"
     beside = " beside a running job" if left.beside else ""
-    return Finding(
-        summary=f"{capital(holders_named(held))} {state} {_holds(held)} on {gpus_named(held)}{beside}",
+    return Finding.of(
+        f"{capital(holders_named(held))} {state} {_holds(held)} on {gpus_named(held)}{beside}",
+        evidence_of(held),
+        end_it(left.leftovers, held, processes),
         cause=why_left(first),
-        evidence=evidence_of(held),
-        fixes=end_it(left.leftovers, held, processes),
         severity=FAIL if first.fails or (ended and not left.beside) else INFO if hand else WARN,
     )
 
@@ -187,16 +184,14 @@ def _held(
     guessed = plan.source.startswith("the number of GPUs")
     enough = bool(free) and (guessed or len(free) >= plan.nproc)
     use_free = Fix(f"Use the {plural(len(free), 'free GPU')}", (f"export CUDA_VISIBLE_DEVICES={choose}",))
-    return Finding(
-        summary=f"{capital(holders_named(held))} {owner_of(held, processes)} {_holds(held)} on {gpus_named(held)}, "
+    return Finding.of(
+        f"{capital(holders_named(held))} {owner_of(held, processes)} {_holds(held)} on {gpus_named(held)}, "
         f"{f'{most:.0%} of it' if len(full) == 1 else f'up to {most:.0%} of one'}",
-        evidence=evidence_of(held),
-        fixes=(
-            *((use_free,) if enough else ()),
-            Fix(
-                "See what runs there; it is at work as far as can be told, so end it only if it is yours and not needed",
-                ("ddpdoctor jobs", *((f"ps -o pid,user,lstart,args -p {pids}",) if pids else ())),
-            ),
+        evidence_of(held),
+        use_free if enough else None,
+        Fix(
+            "See what runs there; it is at work as far as can be told, so end it only if it is yours and not needed",
+            ("ddpdoctor jobs", *((f"ps -o pid,user,lstart,args -p {pids}",) if pids else ())),
         ),
         cause=f"Some of it is hidden from here: {processes.unseen}."
         if any(not held_gpu.process for held_gpu in held)
@@ -267,36 +262,34 @@ def _unowned(bad: Sequence[tuple[Gpu, int]], processes: Processes, container: Ma
         tuple(f"sudo nvidia-smi --gpu-reset -i {number}" for number in numbers[:8]),
     )
     share = _share(size, worst)
-    return Finding(
-        summary=f"{human(size)} ({share:.0%}) of GPU {worst.index} are in use, and no process"
+    return Finding.of(
+        f"{human(size)} ({share:.0%}) of GPU {worst.index} are in use, and no process"
         f"{' that can be seen from here' if hidden else ''} holds them"
         + (f"; {plural(len(bad) - 1, 'more GPU')} alike" if len(bad) > 1 else ""),
+        (Evidence(f"GPU {gpu.index}: {_account(gpu, lost)}", "NVML") for gpu, lost in bad[:8]),
+        on_the_host(who, container),
+        on_the_host(reset, container),
         cause=f"It may well be a process that is hidden from here: {processes.unseen}."
         if hidden
         else "All processes of this host can be seen from here: mostly it is what a killed process has left in the driver.",
-        evidence=tuple(Evidence(f"GPU {gpu.index}: {_account(gpu, lost)}", "NVML") for gpu, lost in bad[:8]),
-        fixes=(on_the_host(who, container), on_the_host(reset, container)),
         severity=INFO if share < MUCH_OF_MEMORY else FAIL if share >= NEARLY_ALL_OF_MEMORY else WARN,
     )
 
 
 def _gone(held: Sequence[HeldGpu]) -> Finding:
     one = len({held_gpu.holder.pid for held_gpu in held}) == 1
-    return Finding(
-        summary=f"{capital(holders_named(held))} {_holds(held)} on {gpus_named(held)} by the driver's account, and "
+    return Finding.of(
+        f"{capital(holders_named(held))} {_holds(held)} on {gpus_named(held)} by the driver's account, and "
         f"{'is' if one else 'are'} no {'process' if one else 'processes'} of this host",
-        cause="The process has just ended; or it was killed, and the driver could not take its memory back.",
-        evidence=evidence_of(held),
-        fixes=(
-            Fix("See whether it is still so", ("ddpdoctor check --select gpu-memory-unowned",)),
-            by_root(
-                "If it is, give the memory back, while no one else uses that GPU",
-                tuple(
-                    f"sudo nvidia-smi --gpu-reset -i {index}"
-                    for index in sorted({held_gpu.gpu.index for held_gpu in held})
-                ),
+        evidence_of(held),
+        Fix("See whether it is still so", ("ddpdoctor check --select gpu-memory-unowned",)),
+        by_root(
+            "If it is, give the memory back, while no one else uses that GPU",
+            tuple(
+                f"sudo nvidia-smi --gpu-reset -i {index}" for index in sorted({held_gpu.gpu.index for held_gpu in held})
             ),
         ),
+        cause="The process has just ended; or it was killed, and the driver could not take its memory back.",
     )
 
 
@@ -345,14 +338,12 @@ def mixed_jobs_on_gpu(gpus: Gpus, processes: Processes) -> Iterator[Finding]:
     if mixed:
         names = list(dict.fromkeys(job.name for _, there, _ in mixed for job in there))
         on = [context for _, _, contexts in mixed for context in contexts]
-        yield Finding(
-            summary=f"Jobs {listed(names, 3)} share {gpus_named(on)}: each slows the other down",
-            evidence=evidence_of(on),
-            fixes=(
-                Fix("See both jobs, and which GPUs each of them has", ("ddpdoctor jobs",)),
-                Fix("Start each job with GPUs of its own, as in", ("export CUDA_VISIBLE_DEVICES=0,1,2,3",))
-                if len(gpus.answering) > 4
-                else Fix("Start one after the other, or give each its own GPU by CUDA_VISIBLE_DEVICES"),
-            ),
+        yield Finding.of(
+            f"Jobs {listed(names, 3)} share {gpus_named(on)}: each slows the other down",
+            evidence_of(on),
+            Fix("See both jobs, and which GPUs each of them has", ("ddpdoctor jobs",)),
+            Fix("Start each job with GPUs of its own, as in", ("export CUDA_VISIBLE_DEVICES=0,1,2,3",))
+            if len(gpus.answering) > 4
+            else Fix("Start one after the other, or give each its own GPU by CUDA_VISIBLE_DEVICES"),
         )
     require_known_holders(gpus.devices)

@@ -72,21 +72,19 @@ def _ended(processes: Sequence[Process], parent: Process | None) -> Finding:
     one, pids = len(processes) == 1, [process.pid for process in processes]
     named = f"pid {parent.pid} ({parent.name})" if parent else "their parent"
     them = "it" if one else "them"
-    return Finding(
+    return Finding.of(
         f"{plural(len(pids), 'Python')} (pid{'' if one else 's'} {listed(pids, 4)}) {'has' if one else 'have'} ended, and "
         f"{named}, which started {them}, has not taken note",
-        cause=f"What {'it was' if one else 'they were'} for can't be told any more. Ranks end like this where a script of one's "
-        "own has started them and does not ask how they are.",
-        evidence=tuple(
+        (
             Evidence(f"pid {process.pid} ({process.name}): state Z, child of pid {process.parent}", "/proc")
             for process in processes[:8]
         ),
-        fixes=(
-            Fix(
-                f"See whether that still does anything; if it only waits for {them}, end it: then {'it goes' if one else 'they go'}, too",
-                (f"ps -o pid,user,stat,lstart,args -p {processes[0].parent}",),
-            ),
+        Fix(
+            f"See whether that still does anything; if it only waits for {them}, end it: then {'it goes' if one else 'they go'}, too",
+            (f"ps -o pid,user,stat,lstart,args -p {processes[0].parent}",),
         ),
+        cause=f"What {'it was' if one else 'they were'} for can't be told any more. Ranks end like this where a script of one's "
+        "own has started them and does not ask how they are.",
         severity=INFO,
     )
 
@@ -95,11 +93,8 @@ def _found(job: TrainingJob, remarks: Sequence[Remark]) -> Finding:
     said = [f"{_subject(remark)} {remark.oddity.value}" for remark in remarks]
     summary = f"Job {job.name}: {listed(said, 4)}"
     fixes = {fix.commands: fix for remark in remarks for fix in _fixes(job, remark)}
-    return Finding(
-        summary,
-        evidence=tuple(Evidence(remark.text, "/proc") for remark in remarks),
-        fixes=tuple(fixes.values()),
-        severity=remarks[0].severity,
+    return Finding.of(
+        summary, (Evidence(remark.text, "/proc") for remark in remarks), fixes.values(), severity=remarks[0].severity
     )
 
 

@@ -74,14 +74,14 @@ def _orphans(group: Sequence[Leftover], processes: Processes) -> Finding:
     held = human(sum(left.memory for left in group))
     word = "port" if len(ports) == 1 else "ports"
     keeps = f"{'holds' if one else 'hold'} {held}{f' and {word} {listed(ports, 3)}' if ports else ''}"
-    return Finding(
-        summary=f"{capital(named)} {state} without {owner}, and {keeps}",
-        cause=why_left(first),
-        evidence=tuple(
+    return Finding.of(
+        f"{capital(named)} {state} without {owner}, and {keeps}",
+        (
             Evidence(f"{left.what[:200]}; {age(left.age or 0.0)} old, of {left.owner}{_but(left)}", "/proc")
             for left in group[:8]
         ),
-        fixes=(end_leftovers(group),),
+        end_leftovers(group),
+        cause=why_left(first),
         severity=FAIL if any(left.fails for left in group) else WARN,
     )
 
@@ -93,21 +93,19 @@ def _but(left: Leftover) -> str:
 
 def _by_hand(job: TrainingJob, ranks: Sequence[Process]) -> Finding:
     one, pids = len(ranks) == 1, [str(rank.pid) for rank in ranks]
-    return Finding(
-        summary=f"{capital(who(ranks))} {'runs' if one else 'run'} without a launcher, as if started by hand, and "
+    return Finding.of(
+        f"{capital(who(ranks))} {'runs' if one else 'run'} without a launcher, as if started by hand, and "
         f"{'holds' if one else 'hold'} {human(sum(rank.memory for rank in ranks))}",
-        cause=f"Whoever started {'it' if one else 'them'} is gone, as after nohup or setsid, and nothing in the settings tells of "
-        "a launcher that would be missing. Whether the run is over, only you can tell.",
-        evidence=tuple(
+        (
             Evidence(f"pid {rank.pid}: {rank.command[:200]}; {age(rank.age)} old, of {rank.user or rank.uid}", "/proc")
             for rank in ranks[:8]
         ),
-        fixes=(
-            Fix(
-                "Nothing, if you started that; else see whether it goes on, and what speaks against ending it",
-                (f"ddpdoctor jobs --hang {shlex.quote(job.name)}", f"ddpdoctor zombies {' '.join(pids)}"),
-            ),
+        Fix(
+            "Nothing, if you started that; else see whether it goes on, and what speaks against ending it",
+            (f"ddpdoctor jobs --hang {shlex.quote(job.name)}", f"ddpdoctor zombies {' '.join(pids)}"),
         ),
+        cause=f"Whoever started {'it' if one else 'them'} is gone, as after nohup or setsid, and nothing in the settings tells of "
+        "a launcher that would be missing. Whether the run is over, only you can tell.",
         severity=INFO,
     )
 
@@ -149,21 +147,14 @@ def _differ(job: TrainingJob, found: Sequence[Difference]) -> Finding:
     names = listed((difference.name for difference in found), 4)
     one_of = f"{first.name}={_shown(first.value)} on {ranks_named(first.ranks)}, {_shown(first.usual)} on the others"
     summary = f"Job {job.name}: {one_of}" if len(found) == 1 else f"Job {job.name}: its ranks differ in {names}"
-    return Finding(
-        summary=summary
-        if len(summary) <= 160
-        else f"Job {job.name}: its ranks differ in {plural(len(found), 'setting')}",
+    return Finding.of(
+        summary if len(summary) <= 160 else f"Job {job.name}: its ranks differ in {plural(len(found), 'setting')}",
+        (Evidence(f"{difference.name}: {_values(difference.values)}", "/proc/PID/environ") for difference in found[:8]),
+        Fix(
+            "Set the same for all ranks before the launcher is started, as most have it, if that is right",
+            tuple(_line(difference) for difference in found if difference.is_settable),
+        ),
         cause=" ".join(dict.fromkeys(f"{difference.name}: {difference.why}." for difference in (fatal or found))),
-        evidence=tuple(
-            Evidence(f"{difference.name}: {_values(difference.values)}", "/proc/PID/environ")
-            for difference in found[:8]
-        ),
-        fixes=(
-            Fix(
-                "Set the same for all ranks before the launcher is started, as most have it, if that is right",
-                tuple(_line(difference) for difference in found if difference.is_settable),
-            ),
-        ),
         severity=FAIL if fatal else WARN,
     )
 

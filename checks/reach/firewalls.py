@@ -10,10 +10,8 @@ from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import listed
 from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.engine.registry import check, requires
-from ddpdoctor.facts.firewall import Firewall
 from ddpdoctor.facts.fleet import Cell, Fleet
-from ddpdoctor.facts.meeting import Meeting
-from ddpdoctor.facts.network import Network
+from ddpdoctor.facts.snapshot import Firewall, Meeting, Network
 from ddpdoctor.knowledge.firewall_fixes import of_family, opening, subnets_of, whom
 from ddpdoctor.knowledge.node_words import NO_FLEET, called
 from ddpdoctor.knowledge.privileges import by_root
@@ -138,15 +136,13 @@ class _View:
         # Answers go the other way.
         answers = block.where in (LostPackets.ANSWERS, LostPackets.DOUBTFUL)
         way, where = (block.way.other if answers else block.way), block.where
-        return Finding(
-            summary=f"{self.verdict(block, ports)} ({met})",
+        return Finding.of(
+            f"{self.verdict(block, ports)} ({met})",
+            Evidence(self.tried(block), DIALLED),
+            self.counted(way, where),
+            self.rules(way, where),
+            self.opening(way, where, block.peers),
             cause=LUCK if block.other_way else "",
-            evidence=(
-                Evidence(self.tried(block), DIALLED),
-                *self.counted(way, where),
-                *self.rules(way, where),
-            ),
-            fixes=self.opening(way, where, block.peers),
         )
 
     def verdict(self, block: Block, ports: str) -> str:
@@ -207,16 +203,14 @@ class _View:
         if not shut or not tried or any(_among(port, shut) for port in tried):
             return
         name, peers = self.name(self.me), [at for at in range(len(self.nodes)) if at != self.me]
-        yield Finding(
-            summary=f"{name}'s packet filter shuts TCP {listed(shut[:MAX_RANGES])} to the other nodes; the "
+        yield Finding.of(
+            f"{name}'s packet filter shuts TCP {listed(shut[:MAX_RANGES])} to the other nodes; the "
             f"{len(tried)} ports that they dialled are others, and pass",
+            filters.seen("shut_ephemeral", listed(shut)),
+            Evidence(f"dialled: {_numbers(tried)}", DIALLED),
+            self.rules(Way.INBOUND, LostPackets.UNTOLD),
+            self.opening(Way.INBOUND, LostPackets.HERE, peers),
             cause="The kernel gives a job any port of the ephemeral range, so that it fails now and then.",
-            evidence=(
-                filters.seen("shut_ephemeral", listed(shut)),
-                Evidence(f"dialled: {_numbers(tried)}", DIALLED),
-                *self.rules(Way.INBOUND, LostPackets.UNTOLD),
-            ),
-            fixes=self.opening(Way.INBOUND, LostPackets.HERE, peers),
             severity=WARN,
         )
 
@@ -327,11 +321,13 @@ class _View:
         dialled = self.me in there
         where, way = (first.where_there, first.way_there) if dialled else (first.where_here, first.way_here)
         peers = first.here if dialled else tuple(there)
-        return Finding(
-            summary=summary,
+        return Finding.of(
+            summary,
+            (self.dialled(cut) for cut in cuts[:5]),
+            self.counted(way, where),
+            self.rules(way, where),
+            self.opening(way, where, peers) if where is LostPackets.HERE else self.both_ends(first, there),
             cause=self.where_it_is(first) + ("" if first.both else f" {LUCK}"),
-            evidence=(*(self.dialled(cut) for cut in cuts[:5]), *self.counted(way, where), *self.rules(way, where)),
-            fixes=self.opening(way, where, peers) if where is LostPackets.HERE else self.both_ends(first, there),
         )
 
     def where_it_is(self, cut: NetworkCut) -> str:

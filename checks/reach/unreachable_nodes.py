@@ -10,9 +10,8 @@ from ddpdoctor.base.unknown import Maybe
 from ddpdoctor.checks.reach.firewalls import NOT_DIALLED
 from ddpdoctor.checks.shared_fixes import raised_for_new_logins, runtime_of
 from ddpdoctor.engine.registry import check, requires
-from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.fleet import Fleet, Node
-from ddpdoctor.facts.meeting import Meeting
+from ddpdoctor.facts.snapshot import Container, Meeting
 from ddpdoctor.knowledge.node_words import NO_FLEET, called, names
 from ddpdoctor.network_check.analysis.fault_location import locate_faults
 from ddpdoctor.network_check.analysis.tried_addresses import DIALLED
@@ -46,14 +45,12 @@ def node_behind_nat(fleet: Fleet, meeting: Meeting, container: Maybe[Container])
     node, inside = fleet.nodes[own], fleet.routes[0].addresses[own]
     name, whom = called(node), names(fleet.nodes[at] for at in peers)
     ends = f"its own end of the connection to node 0: {inside}; the end that node 0 sees: {node.address}"
-    yield Finding(
-        summary=f"{name} is behind NAT: it listens at {inside}, and node 0 sees it as {node.address}; "
+    yield Finding.of(
+        f"{name} is behind NAT: it listens at {inside}, and node 0 sees it as {node.address}; "
         f"{plural(len(peers), 'node')} can't dial it",
-        evidence=(
-            Evidence(ends, "TCP"),
-            Evidence(f"{whom} dialled {inside}, and {name} wasn't met there", DIALLED),
-        ),
-        fixes=_own_network(name, container),
+        Evidence(ends, "TCP"),
+        Evidence(f"{whom} dialled {inside}, and {name} wasn't met there", DIALLED),
+        _own_network(name, container),
     )
 
 
@@ -93,10 +90,10 @@ def peers_not_dialled(fleet: Fleet, meeting: Meeting, container: Maybe[Container
     if node is None or not node.troubles:
         return
     name = called(node)
-    yield Finding(
-        summary=f"{name} could not listen for the other nodes, or dial them: {node.troubles[0]}",
-        evidence=(Evidence(listed(node.troubles), "socket(), bind(), connect() and accept() on this host"),),
-        fixes=(_files_or_sockets(name, node, container),),
+    yield Finding.of(
+        f"{name} could not listen for the other nodes, or dial them: {node.troubles[0]}",
+        Evidence(listed(node.troubles), "socket(), bind(), connect() and accept() on this host"),
+        _files_or_sockets(name, node, container),
     )
 
 

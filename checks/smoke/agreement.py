@@ -13,9 +13,8 @@ from ddpdoctor.checks.hang.hang_check import findings_of
 from ddpdoctor.checks.smoke.abnormal_ends import failure_of
 from ddpdoctor.checks.smoke.fixes import check_host, look_at, on_one_host, smoke_command, way_between
 from ddpdoctor.engine.registry import check, requires
-from ddpdoctor.facts.hang import Hang
-from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.smoke import LAST, RankEnding, Smoke, StageState
+from ddpdoctor.facts.snapshot import Hang, Meeting
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.hang_causes import HangCause
 from ddpdoctor.smoke_training.analysis.failure_attribution import TrainingFailure, TrainingFailureKind
@@ -51,22 +50,18 @@ def collective_desync(smoke: Smoke, hang: Maybe[Hang]) -> Iterator[Finding]:
         requires(any(rank.called for rank in smoke.ranks), "no collective was run")
         return
     first = found.first
-    yield Finding(
-        summary=_who_calls_what(found, smoke),
+    yield Finding.of(
+        _who_calls_what(found, smoke),
+        (told(smoke, "ranks", f"{ranks_named(members)}: {call}") for call, members in found.calls[:4]),
+        evidence_of_failure(found, smoke),
+        _the_same_everywhere(found, smoke),
+        Fix(
+            "Where your own training does the same over NCCL, let torch compare every call and name the rank (over gloo, "
+            "DDP() of torch 2.13 crashes under this)",
+            ("export TORCH_DISTRIBUTED_DEBUG=DETAIL",),
+        ),
+        look_at(found.stage, first, smoke),
         cause=f"In the stage {found.stage} all ranks are to call the same. {describe_others(found, smoke)}".strip(),
-        evidence=(
-            *(told(smoke, "ranks", f"{ranks_named(members)}: {call}") for call, members in found.calls[:4]),
-            *evidence_of_failure(found, smoke),
-        ),
-        fixes=(
-            *_the_same_everywhere(found, smoke),
-            Fix(
-                "Where your own training does the same over NCCL, let torch compare every call and name the rank (over gloo, "
-                "DDP() of torch 2.13 crashes under this)",
-                ("export TORCH_DISTRIBUTED_DEBUG=DETAIL",),
-            ),
-            look_at(found.stage, first, smoke),
-        ),
         rank=first.rank,
     )
 

@@ -11,11 +11,7 @@ from ddpdoctor.base.text import plural
 from ddpdoctor.base.unknown import Maybe, known
 from ddpdoctor.checks.smoke.fixes import on_one_host, smoke_command
 from ddpdoctor.engine.registry import Subject, check, requires
-from ddpdoctor.facts.environment import Environment
-from ddpdoctor.facts.gpus import Gpus
-from ddpdoctor.facts.machine import Machine
-from ddpdoctor.facts.smoke import Smoke
-from ddpdoctor.facts.torch import Torch
+from ddpdoctor.facts.snapshot import Environment, Gpus, Machine, Smoke, Torch
 from ddpdoctor.facts.visible import visible_gpus
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.gpu_assignment import lacks_nccl
@@ -56,13 +52,14 @@ def smoke_not_on_gpus(
         return
     cpu = smoke.backend != "nccl"
     what = "The training ran on the CPU, and no GPU was tested" if cpu else "Not all GPUs were tested"
-    yield Finding(
-        summary=f"{what}: {smoke.gpus_passed_over}",
+    yield Finding.of(
+        f"{what}: {smoke.gpus_passed_over}",
+        _evidence(smoke),
+        _to_the_gpus(smoke),
+        _on_the_cpu(smoke) if cpu else None,
         cause="What passed on the CPU says nothing of GPUs, the links between them and NCCL."
         if cpu
         else "A job that counts on all GPUs of the host fails, or runs with fewer.",
-        evidence=_evidence(smoke),
-        fixes=(*_to_the_gpus(smoke), *([_on_the_cpu(smoke)] if cpu else [])),
     )
 
 
@@ -77,11 +74,13 @@ def _no_gpus(smoke: Smoke, gpus: Gpus, machine: Maybe[Machine]) -> Finding:
 
 def _cannot_run(smoke: Smoke, why: str, cause: str, *more: Evidence) -> Finding:
     ranks = plural(smoke.world_size, "rank")
-    return Finding(
-        summary=f"{ranks} {'is' if smoke.world_size == 1 else 'are'} to run over NCCL, but {why}",
+    return Finding.of(
+        f"{ranks} {'is' if smoke.world_size == 1 else 'are'} to run over NCCL, but {why}",
+        _evidence(smoke),
+        more,
+        _to_the_gpus(smoke) if smoke.gpus_passed_over else (),
+        _on_the_cpu(smoke),
         cause=cause,
-        evidence=(*_evidence(smoke), *more),
-        fixes=(*(_to_the_gpus(smoke) if smoke.gpus_passed_over else ()), _on_the_cpu(smoke)),
         severity=FAIL,
     )
 

@@ -15,15 +15,8 @@ from ddpdoctor.checks.processes.extra_contexts import of_running_jobs
 from ddpdoctor.checks.smoke.abnormal_ends import require_started
 from ddpdoctor.checks.smoke.fixes import ended_with, halted, smoke_command
 from ddpdoctor.engine.registry import Subject, check, requires
-from ddpdoctor.facts.driver import Driver
-from ddpdoctor.facts.gpus import Gpus
-from ddpdoctor.facts.machine import Machine
-from ddpdoctor.facts.packages import Packages
-from ddpdoctor.facts.pci import Pci
-from ddpdoctor.facts.processes import Processes
 from ddpdoctor.facts.smoke import Leftovers, RankEnding, RankRun, Smoke
-from ddpdoctor.facts.target_python import TargetPython
-from ddpdoctor.facts.torch import Torch
+from ddpdoctor.facts.snapshot import Driver, Gpus, Machine, Packages, Pci, Processes, TargetPython, Torch
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.installing import install_torch
 from ddpdoctor.knowledge.nvidia import NO_GPU
@@ -241,12 +234,11 @@ def smoke_leftovers(smoke: Smoke) -> Iterator[Finding]:
     if not any(found) and not left.unclaimed:
         return
     few = plural(len(left.unclaimed), "file")
-    yield Finding(
-        cause=_why_left(left),
-        summary=f"The smoke training left {listed(filter(None, found))} behind"
+    yield Finding.of(
+        f"The smoke training left {listed(filter(None, found))} behind"
         if any(found)
         else f"{few} in /dev/shm appeared during the smoke training and may belong to another job",
-        evidence=tuple(
+        (
             told(smoke, "leftovers", f"{what}: {clip(str(item), 200)}")
             for what, items in (
                 ("process", left.processes),
@@ -257,7 +249,8 @@ def smoke_leftovers(smoke: Smoke) -> Iterator[Finding]:
             )
             for item in items[:8]
         ),
-        fixes=tuple(_remove(left)),
+        _remove(left),
+        cause=_why_left(left),
     )
 
 
@@ -344,23 +337,19 @@ def _on_others(smoke: Smoke, extra: Sequence[tuple[RankRun, int]]) -> Finding:
     ranks = dict.fromkeys(run.rank for run, _ in extra)
     gpus = sorted({number for _, number in extra})
     whose = "aren't their own" if len(ranks) > 1 else "isn't its own"
-    return Finding(
-        summary=(
-            f"{ranks_named(ranks)} {'hold' if len(ranks) > 1 else 'holds'} a context on {listed(f'cuda:{gpu}' for gpu in gpus)},"
-            f" which {whose}"
-        ),
-        evidence=tuple(
+    return Finding.of(
+        f"{ranks_named(ranks)} {'hold' if len(ranks) > 1 else 'holds'} a context on {listed(f'cuda:{gpu}' for gpu in gpus)},"
+        f" which {whose}",
+        (
             told(smoke, "ranks", f"rank {run.rank} (pid {run.pid}), whose GPU is {run.device}, is on cuda:{gpu}, too")
             for run, gpu in extra[:16]
         ),
-        fixes=(
-            Fix("Call torch.cuda.set_device(local_rank) before anything else that touches CUDA"),
-            Fix('Load checkpoints with torch.load(path, map_location="cpu")'),
-            Fix(
-                "See what that Python loads at its start",
-                (
-                    f"{shlex.quote(smoke.python or 'python')} -X importtime -c pass 2>&1 | grep -iE 'torch|cuda|cupy|custom'",
-                ),
+        Fix("Call torch.cuda.set_device(local_rank) before anything else that touches CUDA"),
+        Fix('Load checkpoints with torch.load(path, map_location="cpu")'),
+        Fix(
+            "See what that Python loads at its start",
+            (
+                f"{shlex.quote(smoke.python or 'python')} -X importtime -c pass 2>&1 | grep -iE 'torch|cuda|cupy|custom'",
             ),
         ),
         rank=next(iter(ranks)) if len(ranks) == 1 else None,
