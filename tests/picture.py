@@ -21,9 +21,9 @@ from rich.console import Console
 from rich.terminal_theme import SVG_EXPORT_THEME
 from rich.text import Text
 
-from tests.real.namespaces import network
-from tests.real.netcheck_hosts import start
 from tests.support.command import command, plain_environ
+from tests.support.namespaces import network
+from tests.support.netcheck_hosts import start
 
 COLUMNS = 110
 TERMINAL = {"TERM": "xterm-256color", "FORCE_COLOR": "1", "COLUMNS": str(COLUMNS)}

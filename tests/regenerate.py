@@ -15,7 +15,7 @@ from pathlib import Path
 from ddpdoctor.engine.sign_files import SignFileError
 from ddpdoctor.report.contract import json_schema
 from tests import check_index, check_pages, expected_output, hardware_page, log_corpus, log_sign_files, settings_page
-from tests.real import closed_loop
+from tests.support import closed_loop
 
 ROOT = Path(__file__).parent.parent
 ACCURACY = ROOT / "docs" / "accuracy.md"

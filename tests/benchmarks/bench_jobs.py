@@ -19,8 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.benchmarks.measuring import Measure, Measured, measuring, print_table
-from tests.real.running_jobs import launched
 from tests.support.command import command
+from tests.support.running_jobs import launched
 
 AIM = 1.0
 """Seconds."""

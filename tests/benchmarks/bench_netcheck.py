@@ -25,9 +25,9 @@ from typing import NamedTuple
 
 from tests.benchmarks.measuring import print_table
 from tests.benchmarks.netcheck_faults import FAULTS, PORT, Fault, Named, Settings
-from tests.real.namespaces import Host, network
-from tests.real.netcheck_hosts import Ran, start
 from tests.support.command import plain_environ
+from tests.support.namespaces import Host, network
+from tests.support.netcheck_hosts import Ran, start
 
 AIMS = {2: 1.0, 8: 3.0}
 """Seconds from the last join to the verdict, by the number of healthy hosts."""

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from tests.real.namespaces import Host, drop_input
 from tests.support.command import ROOT
+from tests.support.namespaces import Host, drop_input
 from tests.support.pythons import fake_torch
 
 PORT = 29500

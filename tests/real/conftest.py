@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.nvml import FakeNvidia
+from tests.support.nvml import FakeNvidia
 
 
 @pytest.fixture

@@ -19,11 +19,11 @@ import torch
 
 import ddpdoctor
 from ddpdoctor.base.error_lines import remark
-from tests.real.running_jobs import wait_until
 from tests.support.checkpoints import on, save
 from tests.support.command import command, plain_environ
 from tests.support.command import ddpdoctor as run_command
 from tests.support.free_ports import free_port
+from tests.support.running_jobs import wait_until
 
 
 @pytest.fixture

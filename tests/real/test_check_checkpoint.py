@@ -23,7 +23,7 @@ import torch.distributed.checkpoint
 from ddpdoctor.checks.catalogue import all_checks, find_check
 from tests.support.command import ddpdoctor, plain_environ
 from tests.support.report_schema import check_against_schema
-from tests.support.sickness import check as check_all
+from tests.support.sick_hosts import check as check_all
 
 SLUGS = {one.slug for one in all_checks() if "checkpoints" in one.groups}
 

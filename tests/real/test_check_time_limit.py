@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from ddpdoctor.base.time_limit import KILL_SECONDS
-from tests.support.command import command, plain_environ
+from tests.support.command import ROOT, command, plain_environ
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
 
@@ -58,7 +58,7 @@ def shared_object(source: Path, target: Path) -> Path:
 def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
     """All at once, since they do little but wait."""
     folder = tmp_path_factory.mktemp("hangs")
-    below = shared_object(Path(__file__).with_name("hanging_paths.c"), folder / "paths.so")
+    below = shared_object(ROOT / "tests" / "support" / "hanging_paths.c", folder / "paths.so")
     (folder / "lock.c").write_text(HOLDS_PYTHONS_LOCK)
     lock = shared_object(folder / "lock.c", folder / "lock.so")
     dead = folder / "dead"

@@ -18,9 +18,9 @@ from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.checks.catalogue import all_checks
 from ddpdoctor.engine.snapshots import encode_snapshot, read_snapshot
 from ddpdoctor.facts.snapshot import GROUPS
-from tests.real.libnccl import beside_torch
 from tests.support.command import ROOT, command, ddpdoctor, plain_environ
 from tests.support.fixture_hosts import JSON_NAMES, healthy_facts, host_case, to_snapshot
+from tests.support.libnccl import beside_torch
 from tests.support.report_schema import check_against_schema
 
 SICK = "shm-too-small/sick-docker-default"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from _pytest.mark.structures import ParameterSet
 
-from tests.real.closed_loop import ILLNESSES, Done, Illness, Shell
+from tests.support.closed_loop import ILLNESSES, Done, Illness, Shell
 
 # Several trainings a test, on a machine that may run others beside it.
 pytestmark = [

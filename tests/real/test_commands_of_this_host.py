@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.support.command import plain_environ
 from tests.support.shell_words import SHELL, carried_out, is_bare
-from tests.support.sickness import check
+from tests.support.sick_hosts import check
 
 
 def test_names_and_values_of_settings_are_words() -> None:

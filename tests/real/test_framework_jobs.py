@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.real.framework_jobs import ACCELERATE, BY_ARGUMENTS, LIGHTNING, TRAINER, job_of, pids_of
-from tests.real.running_jobs import start_time, wait_until
 from tests.support.command import ddpdoctor, plain_environ
+from tests.support.framework_jobs import ACCELERATE, BY_ARGUMENTS, LIGHTNING, TRAINER, job_of, pids_of
 from tests.support.free_ports import free_port
+from tests.support.running_jobs import start_time, wait_until
 
 OF_JOBS = ("job-settings-differ", "rank-not-running", "orphaned-rank", "omp-threads")
 """Checks that judge running jobs; other tests' jobs run beside ours."""

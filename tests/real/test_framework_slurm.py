@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from tests.real.framework_jobs import LIGHTNING
-from tests.real.namespaces import Host, network
-from tests.real.running_jobs import wait_until
-from tests.real.slurm import slurm
 from tests.support.command import command, plain_environ
+from tests.support.framework_jobs import LIGHTNING
+from tests.support.namespaces import Host, network
+from tests.support.running_jobs import wait_until
+from tests.support.slurm import slurm
 
 pytestmark = [pytest.mark.root, pytest.mark.tool("slurmctld", "slurmd", "munged"), pytest.mark.slow]
 

@@ -13,10 +13,11 @@ from ddpdoctor.facts.hang import Hang
 from ddpdoctor.hang.flight_recorder.collect_dumps import read_dumps
 from ddpdoctor.hang.flight_recorder.wait_graph import RecordedHang
 from ddpdoctor.hang.recorded_hang import record_of
-from tests.real.running_jobs import RunningJob, scripted, wait_until
 from tests.real.test_hang_command import looked, slugs
+from tests.support.command import ROOT
+from tests.support.running_jobs import RunningJob, scripted, wait_until
 
-SCRIPT = Path(__file__).with_name("group_script.py")
+SCRIPT = ROOT / "tests" / "support" / "group_script.py"
 RANKS = 8
 SETTLED = 2.0
 """Seconds after which all ranks wait: their steps take some hundredths."""

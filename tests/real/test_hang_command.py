@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.real.running_jobs import RunningJob, by_hand, launched, start_time, state, torchrun, wait_until
 from tests.support.command import command, plain_environ
+from tests.support.running_jobs import RunningJob, by_hand, launched, start_time, state, torchrun, wait_until
 
 A_FOREIGN_USER = (
     "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups",

@@ -18,9 +18,9 @@ import pytest
 
 from ddpdoctor.checkpoints.errors import CheckpointError
 from ddpdoctor.checkpoints.writing import in_place
-from tests.real.killed_runs import CHANGES, DATE, ORIGINAL, Checkpoint
-from tests.real.power_cut import Call, Disk, after_power_cuts, read_log
-from tests.support.command import plain_environ
+from tests.support.command import ROOT, plain_environ
+from tests.support.killed_runs import CHANGES, DATE, ORIGINAL, Checkpoint
+from tests.support.power_cut import Call, Disk, after_power_cuts, read_log
 
 pytestmark = pytest.mark.tool("gcc")
 
@@ -31,7 +31,7 @@ DRAFT = "last.ckpt.ddpdoctor-undo.new"
 @pytest.fixture(scope="module")
 def killer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     library = tmp_path_factory.mktemp("killer") / "killer.so"
-    source = Path(__file__).with_name("killer.c")
+    source = ROOT / "tests" / "support" / "killer.c"
     subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True, capture_output=True)
     return library
 
@@ -44,9 +44,9 @@ def memory() -> Iterator[Path]:
 
 
 def runs(killer: Path, *arguments: str | Path) -> list[dict[str, Any]]:
-    """What tests/real/killed_runs.py tells."""
+    """What tests/support/killed_runs.py tells."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.real.killed_runs", *map(str, arguments)],
+        [sys.executable, "-m", "tests.support.killed_runs", *map(str, arguments)],
         env=plain_environ() | {"LD_PRELOAD": str(killer)},
         capture_output=True,
         text=True,
@@ -219,7 +219,7 @@ NAMES = {
 def traced(folder: Path, work: str, *options: str) -> subprocess.CompletedProcess[str]:
     """The work on folder/last.ckpt under strace, which says on stderr what was asked of the kernel."""
     program = (
-        "import sys; from pathlib import Path; from tests.real.killed_runs import *\n"
+        "import sys; from pathlib import Path; from tests.support.killed_runs import *\n"
         f"one = Checkpoint(Path({str(folder)!r}), 'both'); {work}"
     )
     return subprocess.run(
@@ -279,7 +279,7 @@ def test_a_signal_takes_the_change_back_or_waits_for_its_end(number: int, memory
     """At each call that changes something; the program's own handler raises what the command line's does."""
     program = f"""
 import itertools, os, signal
-from tests.real.killed_runs import *
+from tests.support.killed_runs import *
 class Stopped(BaseException): pass
 def stop(number, frame): raise Stopped
 def counting(function):
@@ -334,7 +334,7 @@ def test_without_a_signal_handler_the_program_ends_by_the_signal_when_the_file_i
     """As a scheduler's SIGUSR1 would end it."""
     program = f"""
 import signal
-from tests.real.killed_runs import *
+from tests.support.killed_runs import *
 one = Checkpoint(Path({str(tmp_path)!r}), "both")
 one.fresh(0)
 write = in_place.journal.write_exactly

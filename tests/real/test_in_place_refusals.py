@@ -21,8 +21,8 @@ from ddpdoctor.checkpoints.errors import CheckpointError, Refused
 from ddpdoctor.checkpoints.formats.layouts import Change
 from ddpdoctor.checkpoints.writing import exclusive_open as holding
 from ddpdoctor.checkpoints.writing import in_place
-from tests.real.killed_runs import CHANGES, DATE, ORIGINAL, applied
 from tests.support.command import plain_environ
+from tests.support.killed_runs import CHANGES, DATE, ORIGINAL, applied
 
 CHANGE = CHANGES["both"][0]
 PATCHED = CHANGES["patch"][0]
@@ -308,7 +308,7 @@ import sys
 import time
 from pathlib import Path
 from tests.support.command import plain_environ
-from tests.real.killed_runs import CHANGES
+from tests.support.killed_runs import CHANGES
 from ddpdoctor.checkpoints.writing import in_place
 from ddpdoctor.checkpoints.errors import Refused
 path = Path(sys.argv[1])

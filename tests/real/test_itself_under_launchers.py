@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.nvml import FakeNvidia
-from tests.real.own_pids import OwnPids, own_pids
 from tests.support.command import command, plain_environ
+from tests.support.nvml import FakeNvidia
+from tests.support.own_pids import OwnPids, own_pids
 
 pytestmark = pytest.mark.root
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from ddpdoctor.facts.gpus import GpuHolder
-from tests.real.nvml import FakeNvidia, holding
-from tests.real.running_jobs import RunningJob, by_hand, launched, started_by_itself, state, torchrun, wait_until
 from tests.support.command import ddpdoctor
+from tests.support.nvml import FakeNvidia, holding
 from tests.support.report_schema import check_against_schema
+from tests.support.running_jobs import RunningJob, by_hand, launched, started_by_itself, state, torchrun, wait_until
 
 GIB = 1 << 30
 

@@ -18,8 +18,8 @@ import pytest
 
 from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.snapshot import Snapshot
-from tests.real.libnccl import HOW_TO_GET_ONE, real_libraries
-from tests.real.namespaces import Host, network
+from tests.support.libnccl import HOW_TO_GET_ONE, real_libraries
+from tests.support.namespaces import Host, network
 
 LIBRARIES = real_libraries()
 

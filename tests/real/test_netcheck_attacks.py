@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.real.namespaces import network
-from tests.real.netcheck_hosts import MASTER, Ran
 from tests.support.command import command, plain_environ
+from tests.support.namespaces import network
+from tests.support.netcheck_hosts import MASTER, Ran
 
 pytestmark = [pytest.mark.root, pytest.mark.tool("ip", "unshare")]
 

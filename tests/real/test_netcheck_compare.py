@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.namespaces import Host, network
-from tests.real.netcheck_hosts import MASTER, NAMED_WITHIN, Ran, carry_out, netcheck, start
+from tests.support.namespaces import Host, network
+from tests.support.netcheck_hosts import MASTER, NAMED_WITHIN, Ran, carry_out, netcheck, start
 from tests.support.pythons import bare_venv
 
 pytestmark = [pytest.mark.root, pytest.mark.tool("ip", "unshare", "gcc")]

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from ddpdoctor.network_check.protocol.messages import Collect, Dial, ListenAddress, Measure, Message, Open, Peer, Train
-from tests.real.namespaces import Host, network
-from tests.real.netcheck_hosts import MASTER, Ran, Running
 from tests.support.command import ROOT
+from tests.support.namespaces import Host, network
+from tests.support.netcheck_hosts import MASTER, Ran, Running
 from tests.support.other_users import User, python_for_all
 
 pytestmark = [pytest.mark.root, pytest.mark.tool("ip", "unshare", "setpriv")]

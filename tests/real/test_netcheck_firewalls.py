@@ -19,8 +19,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.real.namespaces import NETNS_ETC, Host, add_ipv6, network, take_ipv4
-from tests.real.netcheck_hosts import MASTER, Ran, carry_out, netcheck, sudo_shim
+from tests.support.namespaces import NETNS_ETC, Host, add_ipv6, network, take_ipv4
+from tests.support.netcheck_hosts import MASTER, Ran, carry_out, netcheck, sudo_shim
 
 pytestmark = [pytest.mark.root, pytest.mark.tool("ip", "unshare", "nft", "iptables", "ufw", "firewalld", "dbus-daemon")]
 

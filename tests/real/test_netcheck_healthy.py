@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from tests.real.namespaces import Host, add_ipv6, network, take_ipv4
-from tests.real.netcheck_hosts import MASTER, Ran, netcheck, start
 from tests.real.test_network_illnesses import bridge
+from tests.support.namespaces import Host, add_ipv6, network, take_ipv4
+from tests.support.netcheck_hosts import MASTER, Ran, netcheck, start
 
 pytestmark = [pytest.mark.root, pytest.mark.tool("ip", "unshare")]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.libnccl import build_speechless
-from tests.real.namespaces import Host, network
-from tests.real.netcheck_hosts import MASTER, NAMED_WITHIN, Ran, mend, netcheck, start, sudo_shim
 from tests.real.test_network_illnesses import bridge
+from tests.support.libnccl import build_speechless
+from tests.support.namespaces import Host, network
+from tests.support.netcheck_hosts import MASTER, NAMED_WITHIN, Ran, mend, netcheck, start, sudo_shim
 from tests.support.pythons import stand_in
 
 pytestmark = [pytest.mark.root, pytest.mark.tool("ip", "unshare")]

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from tests.real.namespaces import Host, network
-from tests.real.netcheck_hosts import netcheck, start
-from tests.real.slurm import Slurm, slurm
 from tests.support.command import command, plain_environ
+from tests.support.namespaces import Host, network
+from tests.support.netcheck_hosts import netcheck, start
+from tests.support.slurm import Slurm, slurm
 
 pytestmark = pytest.mark.root
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.namespaces import Host, drop_input, network
-from tests.real.netcheck_hosts import NAMED_WITHIN, Ran, carry_out, mend, netcheck, sudo_shim
+from tests.support.namespaces import Host, drop_input, network
+from tests.support.netcheck_hosts import NAMED_WITHIN, Ran, carry_out, mend, netcheck, sudo_shim
 
 pytestmark = [pytest.mark.root, pytest.mark.tool("ip", "unshare", "nft", "tc")]
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.real.namespaces import Host, add_ipv6, network, take_ipv4
-from tests.real.netcheck_hosts import Ran, carry_out, start, sudo_shim
-from tests.real.netcheck_pairs import (
+from tests.support.namespaces import Host, add_ipv6, network, take_ipv4
+from tests.support.netcheck_hosts import Ran, carry_out, start, sudo_shim
+from tests.support.netcheck_pairs import (
     DEADLINE,
     FROM_OTHERS,
     HTTP,

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.real.namespaces import Host, network
-from tests.real.netcheck_hosts import Ran, start
+from tests.support.namespaces import Host, network
+from tests.support.netcheck_hosts import Ran, start
 
 pytestmark = pytest.mark.root
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.namespaces import Host, drop_input, network
-from tests.real.netcheck_hosts import MASTER, netcheck, start
 from tests.real.test_netcheck_attacks import Node, lost, until
 from tests.support.command import plain_environ
+from tests.support.namespaces import Host, drop_input, network
+from tests.support.netcheck_hosts import MASTER, netcheck, start
 
 pytestmark = [pytest.mark.root, pytest.mark.tool("ip", "unshare", "nft")]
 

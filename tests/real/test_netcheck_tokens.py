@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.namespaces import Host, network
-from tests.real.netcheck_hosts import MASTER, Ran, Running, start
 from tests.support.command import command, plain_environ
+from tests.support.namespaces import Host, network
+from tests.support.netcheck_hosts import MASTER, Ran, Running, start
 
 pytestmark = pytest.mark.root
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.namespaces import Host, network
-from tests.real.netcheck_hosts import MASTER, NAMED_WITHIN, Ran, netcheck, start
+from tests.support.namespaces import Host, network
+from tests.support.netcheck_hosts import MASTER, NAMED_WITHIN, Ran, netcheck, start
 from tests.support.pythons import bare_venv, fake_torch
 
 pytestmark = [pytest.mark.root, pytest.mark.tool("ip", "unshare")]

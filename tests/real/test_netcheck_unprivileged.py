@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.namespaces import NETNS_ETC, Host, drop_input, network
-from tests.real.netcheck_hosts import NAMED_WITHIN, Ran, carry_out, netcheck, sudo_shim
 from tests.real.test_netcheck_firewalls import ufw
 from tests.support.command import command
+from tests.support.namespaces import NETNS_ETC, Host, drop_input, network
+from tests.support.netcheck_hosts import NAMED_WITHIN, Ran, carry_out, netcheck, sudo_shim
 
 pytestmark = [pytest.mark.root, pytest.mark.tool("ip", "unshare", "setpriv", "nft", "ufw")]
 

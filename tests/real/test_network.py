@@ -17,7 +17,7 @@ from ddpdoctor.facts.firewall import Firewall
 from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.network import Network, Resolution
 from ddpdoctor.facts.snapshot import Snapshot
-from tests.real.namespaces import LISTENER, PROBE, TWO_NODES, Host, drop_input, found, look, network
+from tests.support.namespaces import LISTENER, PROBE, TWO_NODES, Host, drop_input, found, look, network
 
 pytestmark = [pytest.mark.root, pytest.mark.tool("ip", "unshare")]
 

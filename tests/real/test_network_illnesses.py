@@ -11,8 +11,8 @@ import pytest
 
 from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.snapshot import Snapshot
-from tests.real.libnccl import build_speechless, real_libraries
-from tests.real.namespaces import LISTENER, TWO_NODES, Host, drop_input, found, look, network
+from tests.support.libnccl import build_speechless, real_libraries
+from tests.support.namespaces import LISTENER, TWO_NODES, Host, drop_input, found, look, network
 
 pytestmark = [pytest.mark.root, pytest.mark.tool("ip", "unshare")]
 

@@ -22,8 +22,8 @@ from ddpdoctor.facts.pci import Pci, PciDevice
 from ddpdoctor.probes import driver, gpus
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.nvidia_libraries import libcuda, nvml
-from tests.real.nvml import FakeNvidia, holding
 from tests.support.fixture_hosts import healthy_facts, to_snapshot
+from tests.support.nvml import FakeNvidia, holding
 
 pytestmark = pytest.mark.tool("gcc")
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from ddpdoctor.facts.gpus import GpuHolder
-from tests.real.nvml import FakeNvidia, holding
-from tests.real.running_jobs import RunningJob, by_hand, launched, state, wait_until
 from tests.support.command import ddpdoctor, plain_environ
 from tests.support.free_ports import free_port
+from tests.support.nvml import FakeNvidia, holding
+from tests.support.running_jobs import RunningJob, by_hand, launched, state, wait_until
 
 pytestmark = pytest.mark.tool("gcc")
 

@@ -21,8 +21,8 @@ from ddpdoctor.probes.processes import listing
 from ddpdoctor.processes.jobs import TrainingJob, jobs_of, setting
 from ddpdoctor.processes.leftovers.processes import left_by_processes
 from ddpdoctor.report.reported_leftovers import LeftoverKind
-from tests.real.running_jobs import by_hand, launched, started_by_itself, state, torchrun, wait_until
 from tests.support.command import plain_environ
+from tests.support.running_jobs import by_hand, launched, started_by_itself, state, torchrun, wait_until
 
 
 def look() -> Processes:

@@ -15,8 +15,8 @@ import torch
 
 from ddpdoctor.checkpoints.fixing import Action, EditOptions, fix, undo
 from ddpdoctor.checkpoints.inspection import inspect
-from tests.real.real_checkpoints import PUBLISHED, Published, published
 from tests.support.checkpoints import assert_same, pins
+from tests.support.real_checkpoints import PUBLISHED, Published, published
 
 PINNED = [one for one in PUBLISHED if set(one.pins) != {"cpu"}]
 PICKLED = [one for one in PUBLISHED if one.kind != "torchscript"]

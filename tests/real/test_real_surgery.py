@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file
 
 from ddpdoctor.checkpoints.fixing import Action, EditOptions, fix
-from tests.real.real_checkpoints import Published, published
 from tests.real.test_real_checkpoints import PICKLED, each, load
 from tests.support.checkpoints import assert_same
+from tests.support.real_checkpoints import Published, published
 
 
 def written(path: Path, out: Path, **wishes: Any) -> Path:

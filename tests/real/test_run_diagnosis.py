@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.running_jobs import state, torchrun, wait_until
-from tests.real.watched_runs import ended, program, run, started, terminal, written
 from tests.support.command import ROOT, command, plain_environ
 from tests.support.free_ports import free_port
+from tests.support.running_jobs import state, torchrun, wait_until
+from tests.support.watched_runs import ended, program, run, started, terminal, written
 
 WORDS = "sys.stderr.write('a line without end')\nsys.exit(3)\n"
 

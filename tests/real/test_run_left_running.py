@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.running_jobs import RunningJob, launched, torchrun, wait_until
-from tests.real.watched_runs import ended, run, written
 from tests.support.command import command, plain_environ
+from tests.support.running_jobs import RunningJob, launched, torchrun, wait_until
+from tests.support.watched_runs import ended, run, written
 
 RANK = """
 import os, sys, time

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.running_jobs import wait_until
-from tests.real.watched_runs import children, ended, program, relay_of, run, written
 from tests.support.command import plain_environ
+from tests.support.running_jobs import wait_until
+from tests.support.watched_runs import children, ended, program, relay_of, run, written
 
 LINES = 100_000
 NUMBERED = (

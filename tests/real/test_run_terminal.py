@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.running_jobs import state, wait_until
-from tests.real.watched_runs import program, run, shell, terminal, written
+from tests.support.running_jobs import state, wait_until
+from tests.support.watched_runs import program, run, shell, terminal, written
 
 ASKS = """
 sizes = [os.get_terminal_size(one) for one in (1, 2)]

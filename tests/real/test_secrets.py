@@ -18,7 +18,7 @@ from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.runner import take_snapshot
 from tests.support.command import ROOT, plain_environ
 from tests.support.pythons import fake_torch, stand_in
-from tests.support.sickness import run
+from tests.support.sick_hosts import run
 
 MARK = "zQ7canary"
 """Part of every secret, so that a piece of one is found as well."""

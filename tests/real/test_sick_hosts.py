@@ -18,12 +18,12 @@ import pytest
 from ddpdoctor.cli.app import app
 from ddpdoctor.engine.snapshots import encode_snapshot
 from ddpdoctor.probes.target_python import asking
-from tests.real.nvml import FakeNvidia
 from tests.real.test_cli import on_pty
 from tests.support.command import ROOT, command, plain_environ
 from tests.support.fixture_hosts import healthy_facts, to_snapshot
+from tests.support.nvml import FakeNvidia
 from tests.support.pythons import bare_venv, fake_torch, old_python, real_pythons, stand_in
-from tests.support.sickness import Told, check, in_shell, run, with_mounts
+from tests.support.sick_hosts import Told, check, in_shell, run, with_mounts
 
 OURS = ("--quick", "--python", sys.executable)
 """Ourselves as the target Python, and no import of torch: what most of these are not about."""

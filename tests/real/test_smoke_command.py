@@ -23,8 +23,8 @@ from ddpdoctor.cli import smoke as command_module
 from ddpdoctor.engine.examination import Examination
 from ddpdoctor.facts.smoke import RankEnding, Smoke
 from ddpdoctor.smoke_training.local import training as conducting
-from tests.real.nvml import FakeNvidia
 from tests.support.command import command, ddpdoctor, plain_environ
+from tests.support.nvml import FakeNvidia
 from tests.support.report_schema import check_against_schema
 from tests.support.smokes import examined_smoke, rank_run, smoke_of_ranks
 

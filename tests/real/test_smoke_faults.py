@@ -12,7 +12,7 @@ import pytest
 from ddpdoctor.facts.smoke import RankEnding, RankRun, Smoke, StageState
 from ddpdoctor.smoke_training.analysis.failure_attribution import attribute_failure
 from ddpdoctor.smoke_training.training_order import Fault
-from tests.real.smoke_runs import STAGES, Estate, by_rank, order, train
+from tests.support.smoke_runs import STAGES, Estate, by_rank, order, train
 
 SECONDS = 5.0
 """What a stage may take."""

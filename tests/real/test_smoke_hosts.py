@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.real.namespaces import Host, network
-from tests.real.netcheck_hosts import MASTER, Ran, Running
+from tests.support.namespaces import Host, network
+from tests.support.netcheck_hosts import MASTER, Ran, Running
 
 pytestmark = pytest.mark.root
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.namespaces import Host, network
-from tests.real.nvml import FakeNvidia
-from tests.real.slurm import Slurm, slurm
-from tests.real.smoke_runs import wait_for
 from tests.real.test_netcheck_launchers import launcher_environ, processes
 from tests.support.command import command
+from tests.support.namespaces import Host, network
+from tests.support.nvml import FakeNvidia
+from tests.support.slurm import Slurm, slurm
+from tests.support.smoke_runs import wait_for
 
 pytestmark = pytest.mark.root
 

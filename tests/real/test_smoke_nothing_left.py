@@ -15,8 +15,8 @@ import msgspec
 import pytest
 
 from ddpdoctor.smoke_training.local.rank_stacks import process_state
-from tests.real.smoke_runs import Estate, rank_1_runs, slowdown, wait_for
 from tests.support.command import command
+from tests.support.smoke_runs import Estate, rank_1_runs, slowdown, wait_for
 
 SECONDS = 5.0
 """Within which all must be over."""

@@ -16,7 +16,7 @@ from ddpdoctor.network_check.protocol.messages import ABORTED
 from ddpdoctor.smoke_training.local.rank_monitor import PROCESS_END, RankMonitor
 from ddpdoctor.smoke_training.local.rank_runner import run_ranks
 from ddpdoctor.smoke_training.training_order import Fault
-from tests.real.smoke_runs import Estate, by_rank, order, rank_1_runs, train
+from tests.support.smoke_runs import Estate, by_rank, order, rank_1_runs, train
 
 SECONDS = 5.0
 STAGES = ("import", "device", "rendezvous", "process group", "all_reduce", "shutdown")

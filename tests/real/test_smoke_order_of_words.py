@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from ddpdoctor.facts.smoke import RankEnding, Smoke
-from tests.real.smoke_runs import Estate, by_rank, order, train
+from tests.support.smoke_runs import Estate, by_rank, order, train
 
 STAGES = ("import", "shutdown")
 
@@ -97,7 +97,7 @@ engine(finished=True)
 DOCTOR = """
 import asyncio, os, sys
 from ddpdoctor.smoke_training.local.rank_runner import run_ranks
-from tests.real.smoke_runs import order
+from tests.support.smoke_runs import order
 
 work = run_ranks(order(nproc=16, seconds=7.0, stages=("import", "device", "shutdown")), python=sys.argv[1], environ=os.environ)
 print({one.ending.value for one in asyncio.run(work).ranks})

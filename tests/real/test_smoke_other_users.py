@@ -15,9 +15,9 @@ import pytest
 from ddpdoctor.facts.smoke import RankEnding
 from ddpdoctor.smoke_training.local.rank_runner import run_ranks
 from ddpdoctor.smoke_training.training_order import TrainingOrder
-from tests.real.namespaces import Host, network
 from tests.support.command import ROOT, command, ddpdoctor, plain_environ
 from tests.support.free_ports import free_port
+from tests.support.namespaces import Host, network
 from tests.support.other_users import User
 from tests.support.store_attacks import attacked_by, noting_what_is_unpickled
 

@@ -15,7 +15,7 @@ from ddpdoctor.facts.smoke import RankEnding, Smoke, StageState
 from ddpdoctor.smoke_training.analysis.failure_attribution import TrainingFailureKind, attribute_failure
 from ddpdoctor.smoke_training.stages import STAGES
 from ddpdoctor.smoke_training.training_order import Fault
-from tests.real.smoke_runs import Estate, by_rank, order, train
+from tests.support.smoke_runs import Estate, by_rank, order, train
 
 PATIENCE = 40.0
 """What a stage may take where none hangs."""

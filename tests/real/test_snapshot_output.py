@@ -16,7 +16,7 @@ from ddpdoctor.engine.snapshots import encode_snapshot
 from tests.support.command import command, plain_environ
 from tests.support.fixture_hosts import host_case
 from tests.support.other_users import User
-from tests.support.sickness import run
+from tests.support.sick_hosts import run
 
 
 def snapshot(path: str | Path, timeout: float = 60) -> subprocess.CompletedProcess[str]:

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.real.closed_loop import USER
-from tests.real.own_pids import SUBREAPER, OwnPids, kill_launcher, own_pids
-from tests.real.running_jobs import RunningJob, by_hand, launched, started_by_itself, torchrun, wait_until
+from tests.support.closed_loop import USER
 from tests.support.command import command, ddpdoctor
+from tests.support.own_pids import SUBREAPER, OwnPids, kill_launcher, own_pids
+from tests.support.running_jobs import RunningJob, by_hand, launched, started_by_itself, torchrun, wait_until
 
 pytestmark = [
     pytest.mark.root,

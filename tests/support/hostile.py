@@ -46,7 +46,7 @@ from ddpdoctor.network_check.protocol.messages import (
 )
 from ddpdoctor.network_check.protocol.peer_handshake import MEASURE, PeerHandshakeError, dial_peer
 from ddpdoctor.network_check.protocol.tokens import proof
-from tests.support.hub_company import Client
+from tests.support.hub_clients import Client
 
 NASTY = "$(touch /tmp/pwned);`touch /tmp/pwned`\n\x1b[2J\u202e'\""
 

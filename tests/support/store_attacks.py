@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.real.namespaces import Host
+from tests.support.namespaces import Host
 from tests.support.other_users import User, python_for_all
 
 SCRIPT = r"""

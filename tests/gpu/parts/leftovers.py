@@ -96,7 +96,7 @@ def zombies_own_pids(kit: Kit) -> None:
     kit.needs_root("to make a pid namespace")
     for program in ("unshare", "nsenter", "setsid"):
         kit.needs_program(program)
-    from tests.real.own_pids import own_pids
+    from tests.support.own_pids import own_pids
 
     with ExitStack() as stack:
         try:

@@ -66,7 +66,7 @@ def _seconds_of_torch(kit: Kit) -> float:
 
 def _stand_ins(folder: Path, gpus: int) -> dict[str, str]:
     """The settings with which processes see GPUs that aren't there: compiled libraries, as the tests have them."""
-    from tests.real.nvml import FakeNvidia
+    from tests.support.nvml import FakeNvidia
 
     names = ("LD_LIBRARY_PATH", "FAKE_NVML", "FAKE_CUDA")
     settings = FakeNvidia(folder / "stand-ins").environ(gpus=gpus)

@@ -16,7 +16,7 @@ def netcheck(kit: Kit) -> None:
     kit.needs_root("to make network namespaces")
     kit.needs_program("ip")
     kit.needs_program("unshare")
-    from tests.real.namespaces import network
+    from tests.support.namespaces import network
 
     tried = kit.run(["unshare", "--mount", "--net", "true"])
     if tried.code:

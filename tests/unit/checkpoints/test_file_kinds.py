@@ -22,7 +22,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from tests.support.samples import OTHERS, STATE, header, old_tar, onnx, recognise, save, saved_bytes, written
+from tests.support.file_samples import OTHERS, STATE, header, old_tar, onnx, recognise, save, saved_bytes, written
 
 
 class Net(torch.nn.Module):

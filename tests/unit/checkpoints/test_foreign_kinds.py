@@ -20,7 +20,7 @@ import torch
 
 from ddpdoctor.checkpoints.kinds.file_head import printable
 from ddpdoctor.checkpoints.named_paths import expand
-from tests.support.samples import OTHERS, STATE, onnx, recognise, save, saved_bytes, written
+from tests.support.file_samples import OTHERS, STATE, onnx, recognise, save, saved_bytes, written
 
 # Archives, compressed and encrypted files
 

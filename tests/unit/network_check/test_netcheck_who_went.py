@@ -30,7 +30,7 @@ from ddpdoctor.network_check.results import RunResult
 from ddpdoctor.network_check.run import stop_sentence
 from ddpdoctor.report.terminal import text_of
 from tests.support.fleets import examined, make_fleet, node
-from tests.support.hub_company import agents, client, finish, hub, run
+from tests.support.hub_clients import agents, client, finish, hub, run
 
 MEETING = Meeting(master="n0", port=29500, nnodes=3, node_rank=0, joined=True)
 CTRL_C = "lost during links: stopped by its user: Ctrl-C"

@@ -24,8 +24,8 @@ from ddpdoctor.processes.leftovers import ending as module
 from ddpdoctor.processes.leftovers.ending import Endings, LeftoverEnding, LeftoverLook, end
 from ddpdoctor.processes.leftovers.leftover import Leftover
 from ddpdoctor.report.reported_leftovers import Fate
-from tests.real.running_jobs import start_time, state
 from tests.support.process_trees import COLLECTIVES, ELSEWHERE, ME, Host
+from tests.support.running_jobs import start_time, state
 from tests.support.segments import make, nccl_name
 
 Changed = Callable[[LeftoverLook], LeftoverLook]

@@ -19,7 +19,7 @@ from ddpdoctor.network_check.protocol.messages import (
     Opened,
     Order,
 )
-from tests.support.hub_company import HERE, agents, hub, run
+from tests.support.hub_clients import HERE, agents, hub, run
 
 PORTS = (40000, 50000, 60000)
 

@@ -17,7 +17,7 @@ from ddpdoctor.network_check.protocol.messages import (
     OrderFailed,
     encode,
 )
-from tests.support.hub_company import (
+from tests.support.hub_clients import (
     PART,
     QUICK,
     SEVEN,

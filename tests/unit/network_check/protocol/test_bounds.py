@@ -51,7 +51,7 @@ from ddpdoctor.network_check.protocol.messages import (
     encode,
 )
 from ddpdoctor.network_check.protocol.tokens import proof
-from tests.support.hub_company import HERE, QUICK, TOKEN, Client, agent, agents, client, counts, hub, manifest, run
+from tests.support.hub_clients import HERE, QUICK, TOKEN, Client, agent, agents, client, counts, hub, manifest, run
 from tests.support.own_memory import peak, start_over
 
 PART = NodeVerdict(results=(), verdict=Verdict.OK, exit_code=0, lines=())

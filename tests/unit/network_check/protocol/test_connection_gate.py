@@ -16,7 +16,7 @@ from ddpdoctor.network_check.protocol.connection_gate import (
     GateLimits,
     StrangerAllowance,
 )
-from tests.support.hub_company import HERE, run
+from tests.support.hub_clients import HERE, run
 
 LIMITS = GateLimits(pending=4, pending_per_address=3, grace=0.1, burst=20, refill=5.0)
 

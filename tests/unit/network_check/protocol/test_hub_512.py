@@ -21,7 +21,7 @@ from ddpdoctor.network_check.protocol.messages import (
     encode,
 )
 from ddpdoctor.network_check.protocol.peer_connection import CLOCK_EXCHANGES
-from tests.support.hub_company import client, hub, run
+from tests.support.hub_clients import client, hub, run
 from tests.support.own_memory import peak, start_over
 
 NODES = 512

@@ -26,7 +26,7 @@ from ddpdoctor.network_check.protocol.messages import (
     Welcome,
     encode,
 )
-from tests.support.hub_company import (
+from tests.support.hub_clients import (
     PART,
     QUICK,
     SEVEN,

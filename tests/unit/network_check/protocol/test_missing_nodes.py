@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from ddpdoctor.network_check.protocol.messages import Waiting
-from tests.support.hub_company import agent, agents, hub, run
+from tests.support.hub_clients import agent, agents, hub, run
 
 
 @pytest.mark.parametrize(

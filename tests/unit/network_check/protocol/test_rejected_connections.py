@@ -16,7 +16,7 @@ from ddpdoctor.network_check.protocol.rejected_connections import (
     RejectedConnections,
     describe_first_bytes,
 )
-from tests.support.hub_company import HERE, QUICK, TOKEN, agents, client, hub, run
+from tests.support.hub_clients import HERE, QUICK, TOKEN, agents, client, hub, run
 
 PART = NodeVerdict(results=(), verdict=Verdict.OK, exit_code=0, lines=())
 CLIENT_HELLO = bytes.fromhex("16030100c8010000c40303") + bytes(range(120))

@@ -34,8 +34,8 @@ from ddpdoctor.smoke_training.local.rank_stacks import frames_of, process_state,
 from ddpdoctor.smoke_training.local.reaper import descendants
 from ddpdoctor.smoke_training.local.reaper_client import REAPER_PROGRAM, ReaperClient
 from ddpdoctor.smoke_training.training_order import TrainingOrder
-from tests.real.running_jobs import wait_until
 from tests.support.other_users import User
+from tests.support.running_jobs import wait_until
 
 # --- stacks ---------------------------------------------------------------------------------------------------------------
 

@@ -31,8 +31,8 @@ from ddpdoctor.smoke_training.multinode.coordinator import TrainingCoordinator, 
 from ddpdoctor.smoke_training.multinode.remote_training import shorten_run
 from ddpdoctor.smoke_training.multinode.task import SmokeTask, own_part
 from ddpdoctor.smoke_training.stages import STAGES
-from tests.support.hub_company import PART, agents, hub, run
-from tests.support.smoke_companies import TERMS, Nodes, cpu
+from tests.support.hub_clients import PART, agents, hub, run
+from tests.support.smoke_nodes import TERMS, Nodes, cpu
 from tests.support.smokes import rank_run
 
 

@@ -31,7 +31,7 @@ from ddpdoctor.smoke_training.multinode.task import SmokeTask
 from ddpdoctor.smoke_training.stages import STAGES
 from ddpdoctor.smoke_training.training_order import SmokeOptions
 from tests.support.fixture_hosts import healthy_facts, to_snapshot
-from tests.support.smoke_companies import TERMS, Nodes, cpu, gpus, meeting, named
+from tests.support.smoke_nodes import TERMS, Nodes, cpu, gpus, meeting, named
 from tests.support.smokes import rank_run
 
 

@@ -10,7 +10,7 @@ import torch  # noqa: F401
 import torch.distributed
 from ddpdoctor_smoke.rank import Worker
 
-from tests.support.smoke_patient import rank
+from tests.support.smoke_single_rank import rank
 
 
 @pytest.fixture(scope="module")

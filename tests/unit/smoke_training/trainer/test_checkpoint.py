@@ -17,7 +17,7 @@ from ddpdoctor_smoke.stages import (
 )
 
 from ddpdoctor.smoke_training.local.rank_runner import TRAINER
-from tests.support.smoke_patient import CPU, PosesAsGpu, of_world, rank
+from tests.support.smoke_single_rank import CPU, PosesAsGpu, of_world, rank
 
 
 def test_a_rank_that_loaded_something_else() -> None:

@@ -10,7 +10,7 @@ import torch
 from ddpdoctor_smoke.rank import Worker, WrongOutcome
 from ddpdoctor_smoke.stages import collectives
 
-from tests.support.smoke_patient import rank
+from tests.support.smoke_single_rank import rank
 
 SIZE = 3
 

@@ -21,7 +21,7 @@ from ddpdoctor_smoke.stages import (
 )
 
 from ddpdoctor.smoke_training.local.rank_runner import TRAINER
-from tests.support.smoke_patient import CPU, PosesAsGpu, rank
+from tests.support.smoke_single_rank import CPU, PosesAsGpu, rank
 
 # --- stages for GPUs, as far as they go without one -------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from ddpdoctor_smoke.stages import (
 )
 
 from ddpdoctor.smoke_training import training_order as doctors_orders
-from tests.support.smoke_patient import PosesAsGpu, doubles, of_world, rank
+from tests.support.smoke_single_rank import PosesAsGpu, doubles, of_world, rank
 
 # --- the two sides agree ----------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from ddpdoctor_smoke.stages import precision, training
 
 from ddpdoctor.smoke_training.local.rank_runner import TRAINER
 from tests.support.command import ROOT
-from tests.support.smoke_patient import PosesAsGpu, rank
+from tests.support.smoke_single_rank import PosesAsGpu, rank
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def pair() -> dict[str, list[dict[str, Any]]]:
     """What both ranks said, by case."""
     path = os.pathsep.join([os.fspath(ROOT), os.fspath(TRAINER.parent)])
     told = subprocess.run(
-        [sys.executable, "-m", "tests.support.smoke_pair"],
+        [sys.executable, "-m", "tests.support.smoke_two_ranks"],
         env=dict(os.environ, PYTHONPATH=path, OMP_NUM_THREADS="1"),
         check=False,
         capture_output=True,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.real.namespaces import Host
+from tests.support.namespaces import Host
 
 CONFIGURATION = """
 ClusterName=ddpdoctor

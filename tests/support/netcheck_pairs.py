@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from tests.real.namespaces import Host, filter_packets
-from tests.real.netcheck_hosts import Ran, start
+from tests.support.namespaces import Host, filter_packets
+from tests.support.netcheck_hosts import Ran, start
 
 WAIT = 12
 DEADLINE = 60

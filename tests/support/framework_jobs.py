@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.real.running_jobs import RunningJob, _job, _settings
+from tests.support.running_jobs import RunningJob, _job, _settings
 
 _MARKS = """
 import os, sys, time

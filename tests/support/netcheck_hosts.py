@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from tests.real.namespaces import Host
 from tests.support.command import command, plain_environ
+from tests.support.namespaces import Host
 
 MASTER = "10.77.0.11"
 """The first host of `namespaces.network`."""

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import msgspec
 
-from tests.real.namespaces import network
-from tests.real.netcheck_hosts import sudo_shim
-from tests.real.own_pids import own_pids
 from tests.support.command import ROOT
+from tests.support.namespaces import network
+from tests.support.netcheck_hosts import sudo_shim
+from tests.support.own_pids import own_pids
 
 
 class Done(msgspec.Struct, frozen=True):

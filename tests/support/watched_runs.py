@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tests.real.running_jobs import wait_until
 from tests.support.command import command, plain_environ
+from tests.support.running_jobs import wait_until
 
 SECONDS = 60.0
 

@@ -1,7 +1,7 @@
 """Two ranks over gloo for unit tests: stages that can't be told from their neighbours by one rank alone, each on its own torch
 that is changed as the test wants it. Prints a JSON object: the case's name to what each rank's stage said.
 
-python -m tests.support.smoke_pair
+python -m tests.support.smoke_two_ranks
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch.distributed
 from ddpdoctor_smoke.rank import Worker, WrongOutcome
 from ddpdoctor_smoke.stages import checkpointing, precision, training
 
-from tests.support.smoke_patient import PosesAsGpu, rank
+from tests.support.smoke_single_rank import PosesAsGpu, rank
 
 RANKS = 2
 DDP = torch.nn.parallel.DistributedDataParallel

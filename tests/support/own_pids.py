@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.real.running_jobs import RunningJob, wait_until
 from tests.support.command import command, plain_environ
+from tests.support.running_jobs import RunningJob, wait_until
 
 INIT = """
 import fcntl, os, pathlib, signal, socket, struct
