@@ -47,17 +47,17 @@ def ckpt_arch_mismatch(log: Log, seen: Sequence[SignMatch]) -> Finding:
     else:
         summary = f"The checkpoint has {unexpected}, and the model doesn't"
     return Finding.of(
-summary if len(summary) <= 160 else "The checkpoint's tensors have other shapes than the model's",
-Fix("Build the model from the config with which the checkpoint was saved"),
-Fix(
-                "Where only some tensors differ on purpose, load the others, and see that these are most of them",
-                (
-                    "fitting = {k: v for k, v in state.items() if k in own and v.shape == own[k].shape}  # own = model.state_dict()",
-                    'assert 2 * len(fitting) > len(own), f"only {len(fitting)} of {len(own)} fit"  # strict=False would hide it',
-                    "model.load_state_dict(fitting, strict=False)",
-                ),
-            )
-)  # fmt: skip
+        summary if len(summary) <= 160 else "The checkpoint's tensors have other shapes than the model's",
+        Fix("Build the model from the config with which the checkpoint was saved"),
+        Fix(
+            "Where only some tensors differ on purpose, load the others, and see that these are most of them",
+            (
+                "fitting = {k: v for k, v in state.items() if k in own and v.shape == own[k].shape}  # own = model.state_dict()",
+                'assert 2 * len(fitting) > len(own), f"only {len(fitting)} of {len(own)} fit"  # strict=False would hide it',
+                "model.load_state_dict(fitting, strict=False)",
+            ),
+        ),
+    )
 
 
 NO_LIST = Finding.of(
@@ -88,9 +88,11 @@ OTHER_OPTIMIZER = Finding.of(
 
 def _not_all_parts(seen: Sequence[SignMatch]) -> Finding:
     return Finding.of(
-f"Megatron's ranks don't name all parts of what they are to load: {word(seen, 'shards')} are missing",
-Fix("Build the model with the number of layers and of pipeline stages with which the checkpoint was saved"),
-Fix("Where it is turned into another format, give the converter the arguments that were saved with it, not those of a default"),
-cause="The model that was built here says that an object has more parts, mostly one for each layer, than its ranks ask for. The"
-        " checkpoint itself may well be whole."
-)  # fmt: skip
+        f"Megatron's ranks don't name all parts of what they are to load: {word(seen, 'shards')} are missing",
+        Fix("Build the model with the number of layers and of pipeline stages with which the checkpoint was saved"),
+        Fix(
+            "Where it is turned into another format, give the converter the arguments that were saved with it, not those of a default"
+        ),
+        cause="The model that was built here says that an object has more parts, mostly one for each layer, than its ranks ask for. The"
+        " checkpoint itself may well be whole.",
+    )

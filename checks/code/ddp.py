@@ -44,7 +44,7 @@ def unused_parameters(log: Log, seen: Sequence[SignMatch]) -> Finding:
     return Finding.of(
         f"Parameters got no gradient, which DDP does not allow{which}",
         Fix("Remove or freeze layers that are never used, and take all outputs of forward() into the loss"),
-        Fix(f"Where other parameters are used from step to step: {FIND_UNUSED[framework]}"),
+        Fix(f"Where the parameters that are used change from step to step: {FIND_UNUSED[framework]}"),
         None if names else Fix("See their names in the next run", ("export TORCH_DISTRIBUTED_DEBUG=INFO",)),
     )
 

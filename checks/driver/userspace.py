@@ -221,7 +221,7 @@ def cuda_unknown_error(
         cuda_start(driver),
         told(driver, "loaded_modules", f"loaded kernel modules: {listed(loaded, most=8) or 'none of the driver'}"),
         driver.seen("device_nodes", listed(driver.device_nodes, most=4)),
-        Fix("Restart the container, with the GPUs from NVIDIA's toolkit (Docker: `--gpus all`)")
+        Fix("Start a new container with the GPUs (Docker: `docker run --gpus all`)")
         if container.runtime
         else by_root(
             "Reload the module while no process uses the GPUs, or reboot",

@@ -22,7 +22,8 @@ from ddpdoctor.processes.gpu_holders import own_jobs
 from ddpdoctor.processes.job_words import who
 from ddpdoctor.processes.jobs import SOURCES_BY_LIGHTNING, setting
 
-LAUNCHED = ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "LOCAL_RANK")
+BY_SRUN_OR_MPIRUN = ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+LAUNCHED = (*BY_SRUN_OR_MPIRUN, "LOCAL_RANK")
 """Set by a launcher for each rank: then what we see are one rank's own cores, if the launcher binds ranks to cores."""
 
 
@@ -213,7 +214,7 @@ def _too_many(ranks: int, threads: int, cores: str) -> str:
 
 def _other_launcher(environment: Environment) -> bool:
     """Ranks were started by srun or mpirun themselves, without torchrun."""
-    return any(name in environment for name in LAUNCHED[:-1]) and "TORCHELASTIC_RUN_ID" not in environment
+    return any(name in environment for name in BY_SRUN_OR_MPIRUN) and "TORCHELASTIC_RUN_ID" not in environment
 
 
 @check("dataloader-oversubscribed", severity=WARN)

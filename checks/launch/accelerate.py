@@ -367,7 +367,7 @@ def _address(file: ConfigFile, rank: int | None, main: Resolution | None, networ
         summary = f"accelerate's main_process_ip is {name}, which means each machine itself"
         cause = "Each machine then waits at its own address for the others."
     elif rank == 0 and not is_here(main, network):
-        summary = f"The file of accelerate says that this host is machine 0, but main_process_ip {name} isn't here"
+        summary = f"accelerate's configuration file calls this host machine 0, but main_process_ip {name} isn't here"
         cause = MEETING_PLACE
         fixes = [_launch("--machine_rank", "1", WHICH_MACHINE), *fixes]
     elif rank and is_here(main, network):

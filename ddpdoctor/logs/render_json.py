@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, cast
+from typing import Final
 
 import msgspec
 
 from ddpdoctor.facts.log import Log, LogLine, SignMatch
 from ddpdoctor.knowledge.log_topics import LogTopic
-from ddpdoctor.logs.analyze.verdict import LogVerdict
-from ddpdoctor.logs.diagnosis import Diagnosis, LogJudgement
+from ddpdoctor.logs.analyze.verdict import RunOutcome
+from ddpdoctor.logs.diagnosis import Diagnosis, HostVerdict, LogJudgement
 from ddpdoctor.logs.render_words import headline, judged_as, noise, own_errors, unread
 from ddpdoctor.report.contract import Report, build_report, mirror
 from ddpdoctor.report.reported_log import (
@@ -26,12 +26,22 @@ from ddpdoctor.report.reported_log import (
     ReportedSuspect,
 )
 
+OUTCOMES: Final[dict[RunOutcome, OutcomeName]] = {
+    RunOutcome.ILLNESS: "illness",
+    RunOutcome.USER_ERROR: "user-error",
+    RunOutcome.STOPPED: "stopped",
+    RunOutcome.UNRECOGNISED: "unrecognised",
+    RunOutcome.EFFECTS_ONLY: "effects-only",
+    RunOutcome.NOTHING: "nothing",
+}
+HELD: Final[dict[HostVerdict, HeldName]] = {
+    HostVerdict.CONFIRMED: "confirmed",
+    HostVerdict.CONTRADICTED: "contradicted",
+    HostVerdict.NOT_CONFIRMED: "not-confirmed",
+    HostVerdict.NOT_TESTED: "not-tested",
+}
 MAX_LINES: Final = 20
 MAX_CALLS: Final = 8
-
-
-def _outcome(verdict: LogVerdict) -> OutcomeName:
-    return cast("OutcomeName", verdict.outcome.name.lower().replace("_", "-"))
 
 
 def log_report(judgement: LogJudgement, *, with_facts: bool = False) -> Report:
@@ -55,7 +65,7 @@ def reported_log(judgement: LogJudgement) -> ReportedLog:
     return mirror(
         ReportedLog,
         log,
-        outcome=_outcome(verdict),
+        outcome=OUTCOMES[verdict.outcome],
         headline=headline(judgement),
         lead=_line(log, lead) if lead else None,
         rank=exited.rank if rank is None and exited else rank,
@@ -75,7 +85,7 @@ def reported_log(judgement: LogJudgement) -> ReportedLog:
         other_attempts=tuple(
             ReportedAttempt(
                 attempt=log_verdict.attempt,
-                outcome=_outcome(log_verdict),
+                outcome=OUTCOMES[log_verdict.outcome],
                 lead=_line(log, log_verdict.lead) if log_verdict.lead else None,
             )
             for log_verdict in verdict.elsewhere
@@ -94,7 +104,7 @@ def _suspect(log: Log, diagnosis: Diagnosis) -> ReportedSuspect:
         ReportedSuspect,
         diagnosis.suspect,
         lines=tuple(_line(log, sighting.line) for sighting in diagnosis.suspect.sightings[:MAX_LINES]),
-        held=cast("HeldName", held.standing.value.replace(" ", "-")) if held else None,
+        held=HELD[held.standing] if held else None,
         held_words=held.words if held else "",
     )
 

@@ -31,6 +31,17 @@ class SightingContext:
         self.catalogue = catalogue
 
     @cached_property
+    def last_words(self) -> dict[int | None, str]:
+        """What each rank said last."""
+        return {words.rank: words.line.text for words in self.log.last}
+
+    @cached_property
+    def is_done(self) -> bool:
+        """Whether somebody came to the end, and the others only miss the store."""
+        done = any(_DONE.search(text) for text in self.last_words.values())
+        return done and all(match.sign == SHOULD_DUMP for match in self.seen)
+
+    @cached_property
     def recovered(self) -> list[LoggedException]:
         """Exceptions of which their own checks say that the log shows them to have been got over."""
         own: dict[str, list[SignMatch]] = {}
@@ -116,11 +127,8 @@ def _is_wait_that_ended(match: SignMatch, context: SightingContext) -> bool:
     """Whether it is a wait, and not the last words of who waited."""
     if match.sign not in STILL_WAITING:
         return False
-    last = context.log.last
-    if all(other.sign == SHOULD_DUMP for other in context.seen) and any(_DONE.search(word.line.text) for word in last):
-        return True
-    end = next((word.line.text for word in last if word.rank == match.line.rank), "")
-    return match.sign not in end or match.times < STILL_WAITING[match.sign]
+    end = context.last_words.get(match.line.rank, "")
+    return context.is_done or match.sign not in end or match.times < STILL_WAITING[match.sign]
 
 
 REFUTATIONS: Final = (

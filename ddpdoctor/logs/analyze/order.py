@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from ddpdoctor.logs.analyze.failures import Failure, FailureKind, is_of
-from ddpdoctor.logs.analyze.illness_traits import is_about_others, is_grave
+from ddpdoctor.logs.analyze.illness_traits import is_about_others, is_certain, is_grave
 from ddpdoctor.logs.analyze.rules import LogRule
 from ddpdoctor.logs.analyze.survival import got_over
 from ddpdoctor.logs.analyze.timeline import Timeline
 
+MERE_HINT: Final = 9
+"""The weight of a hint at what would not even end a training."""
 MAX_LEADING_WEIGHT: Final = 5
 """Failures of that weight and less lead if they came first."""
 ANY_EXCEPTION: Final = 1
@@ -44,6 +46,12 @@ def _is_mild(failure: Failure, course: Timeline) -> bool:
     return _is_said(failure) and not any(is_grave(course.catalogue, sign.slug, sign.sign) for sign in failure.signs)
 
 
+def _is_mere_hint(failure: Failure, course: Timeline) -> bool:
+    """Whether its words only fit what would not even end a training."""
+    certain = any(is_certain(course.catalogue, sign.slug, sign.sign) for sign in failure.signs)
+    return _is_mild(failure, course) and not failure.names and not certain
+
+
 def _is_of_others(failure: Failure, course: Timeline) -> bool:
     """Whether it names what lies between ranks."""
     return bool(failure.names) and all(is_about_others(course.catalogue, name.slug) for name in failure.names)
@@ -54,12 +62,15 @@ WEIGHTS: Final = (
     LogRule("over", "weighs", "oom-batch-too-large/sick-own-rank-label-after-skipped-sample.log", _is_over, 7),
     LogRule("says-less", "weighs", "cuda-illegal-access/sick-other-rank-silent.log", _says_less, 7),
     LogRule("ordinary", "weighs", "rdzv-store-host-exited/near-miss-rank-0-bug.log", lambda failure, course: failure.is_ordinary, 1),
+    LogRule("mere-hint", "weighs", "nccl-watchdog-timeout/sick-bus-error-before-it.log", _is_mere_hint, MERE_HINT),
     LogRule("mild", "weighs", "ib-link-error/sick-port-error.log", _is_mild, 8),
     LogRule("outlived", "weighs", "ckpt-arch-mismatch/sick-megatron-parts-missing.log", lambda failure, course: _is_said(failure) and (not failure.names or course.outlived(failure)), 7),
+    LogRule("said-of-others", "weighs", "user-code-error/sick-behind-a-doubled-rank.log", lambda failure, course: _is_said(failure) and _is_of_others(failure, course), 2),
     LogRule("said", "weighs", "container-network-isolated/sick-docker.log", lambda failure, course: _is_said(failure), 1),
     LogRule("named-of-others", "weighs", "container-network-isolated/near-miss-docker0.log", _is_of_others, 3),
     LogRule("named", "weighs", "apex-build-isolation/near-miss-setup-wants-numpy.log", lambda failure, course: failure.names, 0),
     LogRule("ended", "weighs", "collective-desync/sick-gather-tee.log", lambda failure, course: failure.exited, 1),
+    LogRule("hints", "weighs", "cuda-illegal-access/sick-interrupted-behind-it.log", lambda failure, course: failure.signs, 4),
 )  # fmt: skip
 """How much a failure has to say of the cause, by the first that applies: the less the better. What only may be a cause comes behind what surely
 ended a rank."""

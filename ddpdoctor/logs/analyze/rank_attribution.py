@@ -28,6 +28,8 @@ TELLS_OF_EVERY_END: Final = "torchrun"
 """A launcher that never keeps a rank's failure to itself."""
 MAX_LINES_OF_MESSAGE: Final = 5
 """Lines behind an exception; its message may have some of its own."""
+MAX_LINES_TO_TRACEBACK: Final = 2
+"""Lines between a launcher's word on an end and the traceback that it prints of it."""
 _EXCEPTION: Final = compile_lazily(r"[A-Za-z_][\w.]*(?:Error|Exception)(?::|$)")
 
 
@@ -155,6 +157,37 @@ def _of_who_repeats_it(failure: Failure, course: Timeline) -> ProcessExit | None
     return ended or ProcessExit(line=line, said_by="", rank=next(iter(ranks)), host=line.host)
 
 
+def _of_who_says_the_same(failure: Failure, course: Timeline) -> ProcessExit | None:
+    """Attribute a line of nobody's, as a GPU's own, to the one rank whose exception, last words, or else end, speak of the same illness."""
+    line = failure.line
+    if not _is_nobodys(line) or (failure.exited and failure.exited.exit_code is not None):
+        return None
+    alike = [other for other in course.failures if other.rank is not None and other.slugs & failure.slugs]
+    alike = [other for other in alike if other.kind is not FailureKind.ENDED] or alike
+    if failure.raised:
+        alike = [other for other in alike if other.kind is FailureKind.SAID and other.line.host == line.host]
+    if len({other.rank for other in alike}) != 1:
+        return None
+    first = alike[0]
+    ended = own_exit(first, course) or exit_of(first, course)
+    return ended or ProcessExit(line=first.line, said_by="", rank=first.rank, host=first.line.host)
+
+
+def _announced(failure: Failure, course: Timeline) -> ProcessExit | None:
+    """Find the launcher's line just before a traceback that it prints for one of its processes; not that it ends another one."""
+    began = failure.began
+    return next(
+        (
+            end
+            for end in course.log.exited
+            if end.line.file == began.file
+            and 0 < began.number - end.line.number <= MAX_LINES_TO_TRACEBACK
+            and not end.told_to
+        ),
+        None,
+    )
+
+
 def _said_by(line: LogLine, heard: Sequence[LogLine]) -> int | None:
     """Tell which rank says a line, or the first of several lines of which it is one: a library labels no other."""
     if line.rank is not None or _WARNS in line.text:
@@ -252,16 +285,20 @@ def _of_who_fell_first(failure: Failure, course: Timeline) -> ProcessExit | None
 
 
 ATTRIBUTIONS: Final = (
-    LogRule("its-own-end", "attributes", "collective-desync/sick-gather-tee.log", _own_exit_that_tells, 10),
-    LogRule("its-label", "attributes", "apex-arch-missing/near-miss-torch-itself.log", exit_of, 9),
-    LogRule("nccls-pid", "attributes", "nccl-wrong-interface/sick-docker0-2.27.log", _of_that_pid, 8),
-    LogRule("repeated-words", "attributes", "ib-link-error/sick-watchdog-repeats-it.log", _of_who_repeats_it, 7),
-    LogRule("only-end", "attributes", "apex-undefined-symbol/sick-layer-norm-torchrun.log", _only_exit, 4),
-    LogRule("only-process", "attributes", "nofile-limit/sick-worker-unlabelled.log", _of_the_only_process, 3),
-    LogRule("only-one-killed", "attributes", "cgroup-memory-limit/sick-slurm-step.log", _of_who_was_killed, 2),
-    LogRule("first-behind-it", "attributes", "driver-too-old/sick-warning-of-nobody.log", _of_who_fell_first, 1),
+    LogRule("its-own-end", "attributes", "collective-desync/sick-gather-tee.log", _own_exit_that_tells),
+    LogRule("its-label", "attributes", "apex-arch-missing/near-miss-torch-itself.log", exit_of),
+    LogRule("nccls-pid", "attributes", "nccl-wrong-interface/sick-docker0-2.27.log", _of_that_pid),
+    LogRule("repeated-words", "attributes", "ib-link-error/sick-watchdog-repeats-it.log", _of_who_repeats_it),
+    LogRule(
+        "says-the-same", "attributes", "oom-batch-too-large/sick-warning-names-the-rank.log", _of_who_says_the_same
+    ),
+    LogRule("announced", "attributes", "user-code-error/sick-spawn-and-a-loss.log", _announced),
+    LogRule("only-end", "attributes", "apex-undefined-symbol/sick-layer-norm-torchrun.log", _only_exit),
+    LogRule("only-process", "attributes", "nofile-limit/sick-worker-unlabelled.log", _of_the_only_process),
+    LogRule("only-one-killed", "attributes", "cgroup-memory-limit/sick-slurm-step.log", _of_who_was_killed),
+    LogRule("first-behind-it", "attributes", "driver-too-old/sick-warning-of-nobody.log", _of_who_fell_first),
 )
-"""By what it is known of which process a failure is: the surest counts."""
+"""By what it is known of which process a failure is: the first that applies counts, the surest stands first."""
 
 
 def silent_ranks(course: Timeline) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from ddpdoctor.logs.analyze.attempts import attempts_of
 from ddpdoctor.logs.analyze.endings import signal_of
 from ddpdoctor.logs.analyze.failures import Failure, FailureKind, failures_of
 from ddpdoctor.logs.analyze.illness_traits import is_grave, is_of_host, is_of_network
-from ddpdoctor.logs.analyze.order import lead_of
+from ddpdoctor.logs.analyze.order import MERE_HINT, lead_of, weight
 from ddpdoctor.logs.analyze.rank_attribution import exit_of, own_exit, silent_ranks, with_rank
 from ddpdoctor.logs.analyze.script_errors import program_that_failed
 from ddpdoctor.logs.analyze.survival import ended_well, got_over, merely_said, survived
@@ -117,7 +117,12 @@ def _names_cause(verdict: LogVerdict, catalogue: Catalogue) -> bool:
 def _of_attempt(log: Log, catalogue: Catalogue) -> LogVerdict:
     failures = failures_of(log, catalogue)
     course = Timeline(log, failures, catalogue)
-    own = [failure for failure in failures if not failure.is_effect]
+    fallen = any(failure.is_effect for failure in failures)
+    own = [
+        failure
+        for failure in failures
+        if not failure.is_effect and not (fallen and weight(failure, course) == MERE_HINT)
+    ]
     effects = tuple(seen for failure in failures for seen in failure.effects)
     lead = lead_of(own, course)
     if ended_well(course) and not _errors_behind(course):
