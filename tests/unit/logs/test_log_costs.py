@@ -12,6 +12,7 @@ import pytest
 
 from ddpdoctor.checks.catalogue import all_checks, catalogue
 from ddpdoctor.facts.log import Log, LogLine
+from ddpdoctor.logs.analyze.false_positives import SHOULD_DUMP, real_sightings
 from ddpdoctor.logs.match import scanning
 from ddpdoctor.logs.match.line_judge import MAX_LINE_BYTES, LineJudge
 from ddpdoctor.logs.match.wanted_signs import vocabulary
@@ -38,7 +39,7 @@ SHAPES: dict[str, Callable[[int], str]] = {
 }
 
 
-def steps(text: str) -> int:
+def steps(work: Callable[[], object]) -> int:
     """How many lines of the engine's Python ran."""
     count = 0
 
@@ -50,17 +51,35 @@ def steps(text: str) -> int:
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        read_logs(["-"], stdin=io.BytesIO(text.encode()), vocabulary=vocabulary(catalogue()))
+        work()
     finally:
         sys.settrace(before)
     return count
+
+
+def read(text: str) -> Log:
+    return read_logs(["-"], stdin=io.BytesIO(text.encode()), vocabulary=vocabulary(catalogue()))
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_twice_as_much_takes_twice_as_many_steps(shape: Callable[[int], str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scanning, "SAMPLES_OF_FIRST_BLOCK", 20)
     vocabulary(catalogue())
-    assert steps(shape(400)) < 2.3 * steps(shape(200))
+    assert steps(lambda: read(shape(400))) < 2.3 * steps(lambda: read(shape(200)))
+
+
+def test_so_does_dropping_what_many_ranks_said_while_they_waited() -> None:
+    few, many = (
+        read(
+            "".join(
+                f"[rank{rank}]: {SHOULD_DUMP} with error: Broken pipe\n[rank{rank}]: step {rank}\n"
+                for rank in range(size)
+            )
+        )
+        for size in (100, 200)
+    )
+    assert real_sightings(few, catalogue()).seen == []
+    assert steps(lambda: real_sightings(many, catalogue())) < 2.3 * steps(lambda: real_sightings(few, catalogue()))
 
 
 @pytest.mark.parametrize("end", ["", "\n", "\r", "\r\n"])
@@ -77,7 +96,7 @@ def test_no_pattern_sees_more_of_a_line_than_is_kept(end: str, monkeypatch: pyte
 
     monkeypatch.setattr(LineJudge, "line", line)
     text = f"{'x' * 70_000}{SAYS}{'y' * 70_000}{end}Traceback (most recent call last):{' ' * 70_000}{end}{SAYS * 3000}{end}"
-    read_logs(["-"], stdin=io.BytesIO(text.encode()), vocabulary=vocabulary(catalogue()))
+    read(text)
     assert MAX_LINE_BYTES // 2 < longest <= MAX_LINE_BYTES
 
 
