@@ -122,7 +122,8 @@ def code_of(python: str) -> tuple[str, ...]:
         return (python,)
     # Not resolved: a virtual environment is found by the link that its interpreter is.
     prefixes = dict.fromkeys(os.fspath(Path(path).parent.parent) for path in (python, os.path.realpath(python)))
-    return (python, *(loaded for prefix in prefixes for loaded in _loaded(prefix) if os.path.exists(loaded)))  # noqa: PTH110
+    # Links count that lead nowhere, too: whoever owns the folder where they end can put code there.
+    return (python, *(loaded for prefix in prefixes for loaded in _loaded(prefix) if os.path.lexists(loaded)))
 
 
 def _loaded(prefix: str) -> Iterator[str]:

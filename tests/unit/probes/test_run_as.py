@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.probes import run_as
-from ddpdoctor.probes.run_as import NotRunError, clean_environ, environ_for, identity_for
+from ddpdoctor.probes.run_as import NotRunError, clean_environ, code_of, environ_for, identity_for, identity_of
 from ddpdoctor.probes.subprocesses import run
 from tests.support.other_users import User
 
@@ -56,6 +56,16 @@ def test_what_everybody_may_write_is_not_run(shared: Path) -> None:
     program.write_text(WHO)
     program.chmod(0o777)
     assert "may be written by everybody" in run([str(program)], 10).failed_to_start
+
+
+@pytest.mark.parametrize("name", ["dev.pth", "sitecustomize.py"])
+def test_a_link_to_what_another_user_has_yet_to_make_counts_as_hers(shared: Path, eve: User, name: str) -> None:
+    """An interpreter of root's, which runs it at its start from the moment when she has made it."""
+    eve.does(f"mkdir {shared}/hers")
+    site_packages = shared / "roots/lib/python3.12/site-packages"
+    site_packages.mkdir(parents=True)
+    (site_packages / name).symlink_to(shared / "hers" / name)
+    assert identity_for(code_of(f"{shared}/roots/bin/python")) == identity_of(eve.uid)
 
 
 def test_only_the_option_runs_it_as_root(shared: Path, eve: User, monkeypatch: pytest.MonkeyPatch) -> None:
