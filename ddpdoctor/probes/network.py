@@ -49,7 +49,7 @@ def ask_resolver(name: str) -> Callable[[], Resolution]:
 def probe(context: Context) -> Network | Unknown:
     hostname = socket.gethostname()
     own_name = ask_resolver(hostname)
-    fqdn = Question(socket.getfqdn, RESOLVER_SECONDS)
+    fqdn = Question(lambda: _full_name(hostname), RESOLVER_SECONDS)
     master_name = master_address(context.environ)
     master = ask_resolver(master_name) if master_name else lambda: None
     rendezvous_name, rendezvous_port = split_endpoint(store_endpoint(context.environ))
@@ -85,6 +85,14 @@ def probe(context: Context) -> Network | Unknown:
         # A kernel without IPv6 has no such setting.
         ipv6_disabled=context.text("/proc/sys/net/ipv6/conf/all/disable_ipv6") != "0",
     )
+
+
+def _full_name(hostname: str) -> str:
+    """Ask for this host's name with its domain: the hostname itself where that can't be looked up."""
+    try:
+        return socket.getfqdn()
+    except (OSError, UnicodeError):  # The latter for a label that is empty, or longer than 63 characters.
+        return hostname
 
 
 def _route_to(destination: Resolution | None, interfaces: tuple[Interface, ...]) -> tuple[str | Unknown | None, str]:

@@ -156,3 +156,14 @@ def test_a_resolver_that_hangs_does_not_hold_us(monkeypatch: pytest.MonkeyPatch,
         assert not isinstance(one, Unknown)
         assert "no answer within" in one.error
     over.set()
+
+
+@pytest.mark.parametrize("hostname", ["n" * 64, "a..b"])
+def test_a_hostname_that_can_be_no_name_in_dns_fails_no_probe(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, hostname: str
+) -> None:
+    """The kernel takes 64 characters, and IDNA 63 in a label, of which none may be empty."""
+    monkeypatch.setattr(socket, "gethostname", lambda: hostname)
+    found = probed(tree(tmp_path, {}))
+    assert (found.hostname, found.fqdn) == (hostname, hostname)
+    assert found.own_name.error
