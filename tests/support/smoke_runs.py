@@ -90,7 +90,7 @@ class Estate:
         pids = self.pids()
         self.most_processes = max(self.most_processes, len(pids))
         self.files |= {one.name for one in self.folder.iterdir()}
-        listening = listening_ports(Proc(), os.getpid())
+        listening = listening_ports(Proc(), "net")
         for pid in pids:
             self.ports |= {inode: listening[inode] for inode in sockets_of(pid) if inode in listening}
             self.shared |= set(mapped_memory(pid, "/dev/shm"))
@@ -128,7 +128,7 @@ class Estate:
 
     def left(self) -> dict[str, object]:
         """What is still there, by kind."""
-        listening = listening_ports(Proc(), os.getpid())
+        listening = listening_ports(Proc(), "net")
         found = {
             "processes": [(pid, Path(f"/proc/{pid}/cmdline").read_bytes()) for pid in self.pids()],
             "ports": [port for inode, port in self.ports.items() if listening.get(inode) == port],

@@ -147,7 +147,7 @@ class Describer:
         """Inode to port of all that listen in that process's network namespace."""
         network = self._proc.target(f"{pid}/ns/net")
         if network not in self._ports:
-            self._ports[network] = listening_ports(self._proc, pid)
+            self._ports[network] = listening_ports(self._proc, f"{pid}/net")
         return self._ports[network]
 
 

@@ -62,9 +62,9 @@ def _connections(proc: Proc, pid: int) -> Mapping[int, Ends]:
     }
 
 
-def listening_ports(proc: Proc, pid: int) -> Mapping[int, int]:
-    """Read the inode of each listening TCP socket in that process's network namespace, and its port."""
-    return {row.inode: row.port for row in read_sockets(proc, f"{pid}/net", (LISTEN,))}
+def listening_ports(proc: Proc, folder: str) -> Mapping[int, int]:
+    """Read the inode of each listening TCP socket, and its port. folder: as for `read_sockets`."""
+    return {row.inode: row.port for row in read_sockets(proc, folder, (LISTEN,))}
 
 
 class TcpSocket(NamedTuple):
@@ -89,7 +89,8 @@ class TcpSocket(NamedTuple):
 
 
 def read_sockets(proc: Proc, folder: str, states: Container[bytes]) -> Iterator[TcpSocket]:
-    """Read the TCP sockets in those states. folder: "net", or "PID/net" for that process's network namespace."""
+    """Read the TCP sockets in those states. folder: "net" for our own network namespace, whatever number /proc has for us, or
+    "PID/net" for that process's."""
     for table in ("tcp", "tcp6"):
         content = proc.read(f"{folder}/{table}", MAX_TABLE_BYTES)
         for line in content.splitlines()[1:] if isinstance(content, bytes) else ():

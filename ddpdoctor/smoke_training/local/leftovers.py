@@ -51,7 +51,7 @@ class LeftoverTracker:
         for pid in pids:
             self._mapped |= set(mapped_memory(pid, self._shared))
             sockets |= sockets_of(pid)
-        listening = listening_ports(Proc(), os.getpid())
+        listening = listening_ports(Proc(), "net")
         self._sockets |= {inode: port for inode, port in listening.items() if inode in sockets}
 
     async def clear_up(self) -> Leftovers:
@@ -71,9 +71,7 @@ class LeftoverTracker:
 
     def _ports(self) -> set[int]:
         """The ports on which the run still listens."""
-        return {
-            port for inode, port in listening_ports(Proc(), os.getpid()).items() if self._sockets.get(inode) == port
-        }
+        return {port for inode, port in listening_ports(Proc(), "net").items() if self._sockets.get(inode) == port}
 
     def _kill_processes(self) -> list[int]:
         """Kill the processes that the reaper could not end, or did not, since somebody had killed it. Returns them."""

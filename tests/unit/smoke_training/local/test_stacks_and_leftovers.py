@@ -293,6 +293,25 @@ def test_a_port_on_which_somebody_still_listens_is_told(short_path: Path) -> Non
     assert port not in asyncio.run(traces.clear_up()).ports
 
 
+LISTENS_IN_ITS_NAMESPACES = """
+import asyncio, os, socket, sys
+from ddpdoctor.smoke_training.local.leftovers import LeftoverTracker
+
+tracker = LeftoverTracker(sys.argv[1], shared=sys.argv[1])
+with socket.create_server(("0.0.0.0", 29400)):
+    tracker.record([int(os.readlink("/proc/self"))])
+    print(os.getpid(), *asyncio.run(tracker.clear_up()).ports)
+"""
+
+
+@pytest.mark.root
+@pytest.mark.tool("unshare")
+def test_ports_are_found_where_proc_is_of_another_pid_namespace(tmp_path: Path) -> None:
+    """Our own number is another process's there: that of the host's init, which is in another network namespace."""
+    command = ["unshare", "--pid", "--net", "--fork", sys.executable, "-c", LISTENS_IN_ITS_NAMESPACES, tmp_path]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() == ["1", "29400"]
+
+
 # --- the keeper -------------------------------------------------------------------------------------------------------------
 
 
