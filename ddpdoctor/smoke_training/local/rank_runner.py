@@ -62,7 +62,7 @@ async def run_ranks(
 ) -> Smoke:
     """Run the ranks to their end, or to the moment when one is late or has failed.
 
-    Cancelled with ENOUGH it ends all, and returns what is known by then; with anything else it ends all before the
+    Cancelled with ABORTED it ends all, and returns what is known by then; with anything else it ends all before the
     cancellation goes on.
 
     Args:
@@ -282,14 +282,16 @@ def _set_stack(ranks: Iterable[RankProgress], found: RankStack) -> None:
 
 
 async def _finish(work: Coroutine[Any, Any, Leftovers]) -> Leftovers:
-    """Finish this work before a cancellation goes on: a clean end is short, and has no second chance."""
+    """Finish this work before a cancellation goes on: a clean end is short, and has no second chance. One with ABORTED ends here: it asks for
+    no more than this end, and for what is known."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError as error:
-            cancelled = error
+            if error.args != (ABORTED,):
+                cancelled = error
     if cancelled is not None:
         raise cancelled
     return task.result()

@@ -60,7 +60,7 @@ class RemoteTraining:
         self._welcome = welcome
 
     async def carry_out(self, order: AnyOrder) -> Answer:
-        """Run the ranks to their end. Cancelled with ENOUGH, end them and answer where they were."""
+        """Run the ranks to their end. Cancelled with ABORTED, end them and answer where they were."""
         if not isinstance(order, Train):
             return OrderFailed(why="this node was started for smoke")
         if why := self._refusal(order):

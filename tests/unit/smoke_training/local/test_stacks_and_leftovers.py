@@ -22,7 +22,8 @@ from ddpdoctor.base.async_work import until_stopped
 from ddpdoctor.base.private_folders import NoFolderError, private_folder
 from ddpdoctor.base.signals import SIGNALS, StoppedBySignal, stop_on_signals
 from ddpdoctor.facts.hang import Frame
-from ddpdoctor.facts.smoke import Leftovers
+from ddpdoctor.facts.smoke import Leftovers, Smoke
+from ddpdoctor.network_check.protocol.messages import ABORTED
 from ddpdoctor.probes.py_spy import PySpyTrouble, Spied
 from ddpdoctor.smoke_training.local import rank_runner as running
 from ddpdoctor.smoke_training.local import reaper_client as keeping
@@ -310,6 +311,46 @@ def test_ports_are_found_where_proc_is_of_another_pid_namespace(tmp_path: Path) 
     """Our own number is another process's there: that of the host's init, which is in another network namespace."""
     command = ["unshare", "--pid", "--net", "--fork", sys.executable, "-c", LISTENS_IN_ITS_NAMESPACES, tmp_path]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() == ["1", "29400"]
+
+
+STOPPED = "its user: Ctrl-C"
+
+
+def run_cancelled_while_clearing_up(folder: Path, monkeypatch: pytest.MonkeyPatch, *messages: str) -> Smoke:
+    """Run ranks of a Python that there isn't, and cancel the run with those messages, one after the other, once all has ended."""
+
+    async def go() -> Smoke:
+        order = TrainingOrder(nproc=2, world_size=2)
+        run = asyncio.ensure_future(
+            running.run_ranks(order, python=f"{folder}/nowhere", environ={"TMPDIR": os.fspath(folder)})
+        )
+
+        async def clear_up(tracker: LeftoverTracker) -> Leftovers:
+            for message in messages:
+                run.cancel(message)
+                await asyncio.sleep(0.01)
+            return Leftovers(ports=(29400,))
+
+        monkeypatch.setattr(LeftoverTracker, "clear_up", clear_up)
+        return await run
+
+    return asyncio.run(go())
+
+
+def test_who_is_aborted_while_clearing_up_still_gives_the_result(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = run_cancelled_while_clearing_up(short_path, monkeypatch, ABORTED)
+    assert "nowhere: No such file or directory" in ran.problem
+    assert ran.leftovers == Leftovers(ports=(29400,))
+
+
+@pytest.mark.parametrize("messages", [(STOPPED,), (ABORTED, STOPPED), (STOPPED, ABORTED)])
+def test_who_is_stopped_while_clearing_up_ends(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch, messages: tuple[str, ...]
+) -> None:
+    with pytest.raises(asyncio.CancelledError):
+        run_cancelled_while_clearing_up(short_path, monkeypatch, *messages)
 
 
 # --- the keeper -------------------------------------------------------------------------------------------------------------
