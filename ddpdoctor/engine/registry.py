@@ -163,6 +163,9 @@ class Check:
         """Tell why the check has nothing to look at there, if that is known without running it; "" if not."""
         return ""
 
+    def load(self) -> None:
+        """Have its module imported to its end, as that of a check that isn't listed is."""
+
 
 class CheckListing(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is known of a check before its module is imported.
@@ -192,14 +195,22 @@ class ListedCheck(Check):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or self.is_loaded:
             raise AttributeError(name)
-        importlib.import_module(self.module)
-        if "predicate" not in vars(self):
-            raise LookupError(f"{self.module} has no check {self.slug}, though the index lists it there")
+        self.load()
         return getattr(self, name)
+
+    def load(self) -> None:
+        """Import its module, or wait where another thread is about to: what follows the check in it may be missing yet.
+
+        Raises:
+            LookupError: the module has no such check.
+        """
+        importlib.import_module(self.module)
+        if not self.is_loaded:
+            raise LookupError(f"{self.module} has no check {self.slug}, though the index lists it there")
 
     @property
     def is_loaded(self) -> bool:
-        """Whether its module has been imported."""
+        """Whether its module has brought the check, be it that the rest of it is still being imported."""
         return "predicate" in vars(self)
 
     @property
@@ -425,7 +436,7 @@ def load(checks: Iterable[Check], snapshot: Snapshot) -> None:
     """Import what judging the snapshot will need, for whoever has the time to do it beforehand."""
     for check in checks:
         if not check.idle_reason(snapshot):
-            _ = check.predicate
+            check.load()
 
 
 def _idle(check: Check, snapshot: Snapshot) -> Result | None:
@@ -449,6 +460,7 @@ def judge(one: Check, snapshot: Snapshot, plan: Plan) -> Result:
     """Runs one check, whatever its listing says."""
     findings: list[Finding] = []
     try:
+        one.load()
         arguments: dict[str, Any] = {}
         for name, group in one.needs.items():
             value = _given(name, one, snapshot, plan)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
 import pytest
 
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.checks.catalogue import all_checks
+from ddpdoctor.engine import registry
 from ddpdoctor.engine.planning import plan_for
-from ddpdoctor.engine.registry import Catalogue, CheckListing, SkipReason, diagnose, judge
+from ddpdoctor.engine.registry import Catalogue, CheckListing, SkipReason, diagnose, judge, load
 from ddpdoctor.facts.snapshot import UNTRIED, Snapshot
 from tests.check_index import listing_of
 from tests.support.fixture_hosts import healthy_facts, healthy_names, host_cases, to_snapshot
+from tests.support.running_jobs import wait_until
 
 SKIPPED = [check for check in all_checks() if check.idle_reason(Snapshot())]
 PRINT_LOADED = """
@@ -79,3 +83,36 @@ def test_an_index_that_names_what_is_not_there_is_told() -> None:
         assert listed.severity
     catalogue.keep_loaded()
     assert catalogue.checks == ()
+
+
+TAKES_LONG_TO_IMPORT = """
+import time
+from ddpdoctor.base.findings import Finding
+from ddpdoctor.engine.registry import check
+
+@check("imported-slowly")
+def imported_slowly():
+    yield Finding(WORDS)
+
+time.sleep(0.5)
+WORDS = "all is there"
+"""
+
+
+def test_a_check_whose_module_another_thread_imports_is_judged_by_all_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "made_up_checks").mkdir()
+    (tmp_path / "made_up_checks" / "slow.py").write_text(TAKES_LONG_TO_IMPORT)
+    monkeypatch.syspath_prepend(tmp_path)
+    catalogue = Catalogue()
+    monkeypatch.setattr(registry, "REGISTERED", catalogue)
+    catalogue.announce("made_up_checks.slow", [CheckListing("imported-slowly", ())])
+    (listed,) = catalogue.checks
+    loading = threading.Thread(target=load, args=([listed], Snapshot()))
+    loading.start()
+    wait_until(lambda: "predicate" in vars(listed))
+    result = judge(listed, Snapshot(), plan_for(Snapshot()))
+    loading.join()
+    assert result.not_tested is None
+    assert [finding.summary for finding in result.findings] == ["all is there"]
