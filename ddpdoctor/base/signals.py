@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
+from threading import Timer
+from typing import TYPE_CHECKING
 
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
+
+RETRY_SECONDS = 0.01
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -28,6 +36,7 @@ def stop_on_signals() -> None:
 
     One that is ignored stays so: by nohup, or by a script for what it starts in the background.
     """
+    sys.unraisablehook = _stop_after_all
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _stop)
@@ -42,3 +51,14 @@ def ignore_signals() -> None:
 def _stop(number: int, frame: object) -> None:
     ignore_signals()
     raise StoppedBySignal(128 + number)
+
+
+def _stop_after_all(dropped: UnraisableHookArgs) -> None:
+    """Stop a moment later where Python had to drop what the signal raised: in a finalizer, or in a callback of the import system."""
+    error = dropped.exc_value
+    if not isinstance(error, StoppedBySignal):
+        sys.__unraisablehook__(dropped)
+        return
+    number = error.code - 128
+    signal.signal(number, _stop)
+    Timer(RETRY_SECONDS, os.kill, (os.getpid(), number)).start()

@@ -57,3 +57,32 @@ def test_a_signal_that_ends_nothing_is_no_answer(typed: str, answer: str) -> Non
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(1)
         assert process.communicate(typed, timeout=60)[0] == f"answer {answer!r}\n"
+
+
+DROPS = """
+import os, time
+from ddpdoctor.base.signals import StoppedBySignal, stop_on_signals
+class Finalized:
+    def __del__(self):
+        os.kill(os.getpid(), {number})
+        time.sleep(0.1)
+stop_on_signals()
+try:
+    Finalized()
+    time.sleep(20)
+    print("went on")
+except StoppedBySignal as stopped:
+    print("stopped", stopped.code)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_it_though_python_drops_what_a_finalizer_raises(number: signal.Signals) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", DROPS.format(number=int(number))],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.stdout, done.stderr, done.returncode) == (f"stopped {128 + number}\n", "", 0)
