@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
 from msgspec.structs import replace
 
@@ -21,7 +25,7 @@ from ddpdoctor.facts.gpus import Gpu, GpuHolder, Gpus, MigInstance
 from ddpdoctor.facts.pci import Pci, PciDevice
 from ddpdoctor.probes import driver, gpus
 from ddpdoctor.probes.context import Context
-from ddpdoctor.probes.nvidia_libraries import libcuda, nvml
+from ddpdoctor.probes.nvidia_libraries import inquiry, libcuda, nvml
 from tests.support.fixture_hosts import healthy_facts, to_snapshot
 from tests.support.nvml import FakeNvidia, holding
 
@@ -484,3 +488,24 @@ def test_nvml_is_asked_once_for_both_probes(fake_nvidia: FakeNvidia, tmp_path: P
     found = gpus.probe(one)
     assert isinstance(found, Gpus)
     assert len(found.devices) == len(nvml.ask(one).gpus)
+
+
+HANGS_AS_IT_IS_LOADED = (
+    "#include <unistd.h>\n__attribute__((constructor)) static void hang(void) { for (;;) pause(); }\n"
+)
+
+
+@pytest.mark.parametrize("library", ["nvml", "libcuda", "nccl"])
+def test_an_inquiry_that_hangs_ends_itself_where_its_caller_was_killed(library: str, tmp_path: Path) -> None:
+    (tmp_path / "hang.c").write_text(HANGS_AS_IT_IS_LOADED)
+    hanging = tmp_path / "libnvidia-ml.so.1"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", hanging, tmp_path / "hang.c"], check=True)
+    (tmp_path / "libcuda.so.1").symlink_to(hanging)
+    argument = hanging if library == "nccl" else Path(pynvml.__file__).parent
+    source = inquiry(library).read_text()
+    assert source.count("END_SECONDS = 60\n") == 1
+    script = tmp_path / "inquiry.py"
+    script.write_text(source.replace("END_SECONDS = 60\n", "END_SECONDS = 1\n"))
+    environ = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+    ended = subprocess.run([sys.executable, "-I", "-S", script, argument], env=environ, timeout=60, check=False)
+    assert ended.returncode == -signal.SIGALRM

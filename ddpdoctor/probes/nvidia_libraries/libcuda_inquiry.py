@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import json
+import signal
+
+END_SECONDS = 60
+"""Longer than any caller waits for it."""
 
 
 def tell(what: str, value: object) -> None:
@@ -31,4 +35,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    # If the caller was killed, nobody else ends what hangs here.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(END_SECONDS)
     main()

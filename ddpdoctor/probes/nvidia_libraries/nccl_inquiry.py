@@ -9,10 +9,13 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import signal
 import sys
 
 MARK = "ddpdoctor-nccl-inquiry "
 ID_BYTES = 128
+END_SECONDS = 60
+"""Longer than any caller waits for it."""
 
 
 class UniqueId(ctypes.Structure):
@@ -33,6 +36,9 @@ def ask(path: str) -> dict[str, object]:
 
 
 if __name__ == "__main__":
+    # If the caller was killed, nobody else ends what hangs here.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(END_SECONDS)
     answer = ask(sys.argv[1])
     ctypes.CDLL(None).fflush(None)  # NCCL's words wait in the C library's buffer.
     sys.stdout.write("\n" + MARK + json.dumps(answer) + "\n")

@@ -10,11 +10,14 @@ from __future__ import annotations
 import ctypes
 import json
 import re
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+END_SECONDS = 60
+"""Longer than any caller waits for it."""
 GPU_IS_LOST = 15
 NO_ANSWER = {3: "not supported by this GPU or driver", 4: "needs more rights", 13: "this NVML is too old to say"}
 """Codes by which NVML declines one question although the GPU is well."""
@@ -379,4 +382,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    # If the caller was killed, nobody else ends what hangs here.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(END_SECONDS)
     main()
