@@ -6,6 +6,7 @@ import asyncio
 import os
 import secrets
 import sys
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -75,7 +76,8 @@ class Estate:
         self.most_processes = 0
         self.files: set[str] = set()
         self.late_turns: list[tuple[float, float]] = []
-        """When, and by how many seconds, the doctor's loop came too late to a turn: for want of a core, on a busy machine."""
+        """When, and by how many seconds, a thread of its own came too late to a turn: for want of a core, and for nothing that the doctor's
+        loop waits for."""
 
     def pids(self) -> list[int]:
         found = []
@@ -101,7 +103,8 @@ class Estate:
     ) -> Smoke:
         """Its result. When that event comes it is cancelled with that message."""
         task = asyncio.ensure_future(work)
-        turns = asyncio.ensure_future(self._note_late_turns())
+        over = threading.Event()
+        threading.Thread(target=self._note_late_turns, args=(over,), daemon=True).start()
         try:
             while not task.done():
                 await asyncio.to_thread(self.look)
@@ -111,17 +114,17 @@ class Estate:
                     when = None
                 await asyncio.wait({task}, timeout=1.0)
         finally:
-            turns.cancel()
+            over.set()
         return task.result()
 
-    async def _note_late_turns(self) -> None:
-        while True:
+    def _note_late_turns(self, over: threading.Event) -> None:
+        while not over.is_set():
             asked = time.monotonic()
-            await asyncio.sleep(0.05)
+            time.sleep(0.05)
             self.late_turns.append((time.monotonic(), time.monotonic() - asked - 0.05))
 
     def behind(self, seconds: float) -> float:
-        """For how many of the run's last seconds the doctor waited for a core: so much later than it should a machine that is busy may
+        """For how many of the run's last seconds whoever is ready to run waited for a core: so much later than it should a machine that is busy may
         let it notice something, and no more."""
         since = max((moment for moment, _ in self.late_turns), default=0.0) - seconds
         return sum(late for moment, late in self.late_turns if moment > since)
