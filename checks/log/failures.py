@@ -130,10 +130,15 @@ def _without_traceback(log: Log, found: LogVerdict) -> Finding:
         )
     who = f"rank {lead.rank}" if lead.rank is not None else "a rank"
     code = f" with exit code {exited.exit_code}" if exited else ""
+    words = exited.error if exited else ""
     return Finding.of(
-        _capitalised(f"{who} ended itself{code}, without a traceback"),
+        _capitalised(
+            clip(f"{who} ended itself{code}{f': {words}' if words else ', without a traceback'}", LONGEST_QUOTE)
+        ),
         (Evidence(line.text.strip(), where(log, line)) for line in (*found.said, lead)),
-        Fix(f"Look for sys.exit(), exit() or os._exit() in the script, and at the last lines of {who}"),
+        Fix(
+            f"Look for {'these words' if words else 'sys.exit(), exit() or os._exit()'} in the script, and at the last lines of {who}"
+        ),
         rank=lead.rank,
     )
 

@@ -294,11 +294,6 @@ def _speaks_itself(exited: ProcessExit, words: SpokenWords) -> bool:
     return any(is_of(failure.line, exited) for failure in (*words.own, *words.lost))
 
 
-def _has_own_error(exited: ProcessExit, words: SpokenWords) -> bool:
-    """Whether the launcher's table quotes what the rank raised."""
-    return bool(exited.error) and not exited.error.startswith("Signal ")
-
-
 def _is_of_only_one(exited: ProcessExit, words: SpokenWords) -> bool:
     """Whether in the file of a node's launcher one rank alone raised something, and this one end alone is told, without its rank."""
     file = exited.line.file
@@ -335,7 +330,6 @@ def _is_among_unlabelled(exited: ProcessExit, words: SpokenWords) -> bool:
 
 
 EXPLANATIONS: Final = (
-    LogRule("own-error", "explains", "peer-rank-crashed/sick-own-error-in-the-table.log", _has_own_error),
     LogRule("speaks-itself", "explains", "apex-arch-missing/near-miss-torch-itself.log", _speaks_itself),
     LogRule(
         "only-one-spoke", "explains", "logs/test_log_nodes.py::test_the_node_with_the_traceback_leads", _is_of_only_one
