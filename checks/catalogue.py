@@ -70,18 +70,6 @@ def catalogue() -> Catalogue:
     return REGISTERED
 
 
-def find_check(slug: str) -> Check:
-    """The check of that slug.
-
-    Raises:
-        UnknownSelection: there is none; carries the nearest.
-    """
-    checks = {check.slug: check for check in all_checks()}
-    if as_written(slug) not in checks:
-        raise UnknownSelection(slug, nearest_names(slug, checks))
-    return checks[as_written(slug)]
-
-
 def select(chosen: Iterable[str] = (), ignored: Iterable[str] = ()) -> tuple[Check, ...]:
     """The checks that are chosen (all, if nothing is) and not ignored, by slug or family.
 

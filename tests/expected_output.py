@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.checks.catalogue import catalogue, find_check
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.engine.examination import Examination, examine
 from ddpdoctor.hang.render import hang_document
 from ddpdoctor.logs.diagnosis import LogJudgement, judge_log
@@ -34,6 +34,7 @@ from ddpdoctor.report.terminal import text_of
 from ddpdoctor.smoke_training.render import smoke_document
 from tests.log_corpus import LOGS, CorpusLog, corpus
 from tests.support.fixture_hosts import HOSTS, host_cases, slugs_with_hosts
+from tests.support.registered_checks import find_check
 
 EXPECTED: Final = HOSTS.parent / "expected"
 WIDTH_COLUMNS: Final = 100

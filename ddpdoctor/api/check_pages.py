@@ -47,10 +47,14 @@ def find_pages(name: str) -> list[CheckPage]:
     Raises:
         UsageError: there is none; names the nearest.
     """
-    from ddpdoctor.checks.catalogue import all_checks, all_prescriptions
+    from ddpdoctor.checks.catalogue import all_checks, all_prescriptions, catalogue
     from ddpdoctor.engine.registry import as_written, nearest_names
 
-    topics, checks, written = all_prescriptions(), all_checks(), as_written(name)
+    written = as_written(name)
+    if listed := catalogue().get(written):
+        return [_page(listed, is_topic=False)]
+    # Only now: who asks for the topics has all modules imported.
+    topics, checks = all_prescriptions(), all_checks()
     for known in (topics, checks):
         if found := [check for check in known if check.slug == written]:
             return [_page(found[0], is_topic=known is topics)]

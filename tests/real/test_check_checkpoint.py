@@ -20,8 +20,9 @@ import pytest
 import torch
 import torch.distributed.checkpoint
 
-from ddpdoctor.checks.catalogue import all_checks, find_check
+from ddpdoctor.checks.catalogue import all_checks
 from tests.support.command import ddpdoctor, plain_environ
+from tests.support.registered_checks import find_check
 from tests.support.report_schema import check_against_schema
 from tests.support.sick_hosts import check as check_all
 

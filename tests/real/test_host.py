@@ -11,13 +11,13 @@ import msgspec
 import pytest
 
 from ddpdoctor.base.findings import FAIL, WARN
-from ddpdoctor.checks.catalogue import find_check
 from ddpdoctor.engine.registry import Result, diagnose
 from ddpdoctor.facts.disks import Disks
 from ddpdoctor.facts.limits import Limits
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.shared_memory import SharedMemory
 from ddpdoctor.facts.snapshot import Snapshot
+from tests.support.registered_checks import find_check
 
 SILENT = """
 import ctypes, os, sys

@@ -17,7 +17,6 @@ import pytest
 from msgspec.structs import replace
 
 from ddpdoctor.base.unknown import Facts, Unknown
-from ddpdoctor.checks.catalogue import find_check
 from ddpdoctor.engine.planning import plan_for
 from ddpdoctor.engine.registry import diagnose
 from ddpdoctor.facts.driver import Driver
@@ -28,6 +27,7 @@ from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.nvidia_libraries import inquiry, libcuda, nvml
 from tests.support.fixture_hosts import healthy_facts, to_snapshot
 from tests.support.nvml import FakeNvidia, holding
+from tests.support.registered_checks import find_check
 
 pytestmark = pytest.mark.tool("gcc")
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from ddpdoctor.checks.catalogue import find_check
 from ddpdoctor.engine.planning import plan_for
 from ddpdoctor.engine.registry import Result, diagnose
 from ddpdoctor.facts.snapshot import Snapshot
+from tests.support.registered_checks import find_check
 
 HOSTS = Path(__file__).parent.parent.parent / "fixtures" / "hosts"
 """healthy/NAME.json, and SLUG.json with all cases of an illness by name: sick-..., near-miss-..."""

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from ddpdoctor.base.findings import FAIL, WARN, Finding, Severity
-from ddpdoctor.checks.catalogue import find_check
 from ddpdoctor.engine.planning import plan_for
 from ddpdoctor.engine.registry import diagnose
 from tests.support.fixture_hosts import healthy_facts, host_case, judge, lay_over, to_snapshot
+from tests.support.registered_checks import find_check
 
 
 def found(slug: str, **facts: Any) -> tuple[Finding, ...]:

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Severity
 from ddpdoctor.checkpoints.finding_words import loading, paths, short
 from ddpdoctor.checkpoints.weights_only import allowing
-from ddpdoctor.checks.catalogue import all_checks, find_check
+from ddpdoctor.checks.catalogue import all_checks
 from ddpdoctor.engine.planning import plan_for
 from ddpdoctor.engine.registry import Result, SkipReason, diagnose
 from ddpdoctor.facts.checkpoints import CheckpointFile, Checkpoints, Pins
 from tests.support.fixture_hosts import HEALTHY, healthy_facts, healthy_names, lay_over, to_snapshot
+from tests.support.registered_checks import find_check
 
 CHECKS = [one for one in all_checks() if one.family == "checkpoint" and one.groups != {"log"}]
 every_check = pytest.mark.parametrize("slug", [one.slug for one in CHECKS])

@@ -10,12 +10,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ddpdoctor.checks.catalogue import all_checks, find_check
+from ddpdoctor.checks.catalogue import all_checks
 from ddpdoctor.engine.planning import plan_for
 from ddpdoctor.engine.registry import Check, SkipReason, diagnose
 from ddpdoctor.network_check.analysis.node_facts import CHECK_FAMILIES
 from tests.support.command import ROOT
 from tests.support.fixture_hosts import HostCase, healthy_facts, healthy_names, host_cases, judge, to_snapshot
+from tests.support.registered_checks import find_check
 
 CHECKS = ROOT / "checks"
 PACKAGE = CHECKS.parent / "ddpdoctor"

@@ -21,7 +21,7 @@ import pytest
 
 from ddpdoctor.base.findings import NOT_TYPEABLE, Fix
 from ddpdoctor.base.unknown import Maybe
-from ddpdoctor.checks.catalogue import all_checks, all_prescriptions, catalogue, find_check
+from ddpdoctor.checks.catalogue import all_checks, all_prescriptions, catalogue
 from ddpdoctor.engine.planning import plan_for
 from ddpdoctor.engine.registry import Check, diagnose
 from ddpdoctor.engine.sanitize_facts import plausible
@@ -35,6 +35,7 @@ from ddpdoctor.logs.match.wanted_signs import vocabulary
 from ddpdoctor.logs.reading import read_logs
 from tests.log_corpus import LOGS
 from tests.support.fixture_hosts import JSON_NAMES, host_cases
+from tests.support.registered_checks import find_check
 from tests.support.shell_words import SHELL, carried_out, is_bare
 
 OF_THE_FORMAT: Final = {"type", "ddpdoctor_snapshot"}

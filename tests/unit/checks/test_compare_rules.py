@@ -7,7 +7,6 @@ import pytest
 
 from ddpdoctor.base.findings import Severity
 from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.checks.catalogue import find_check
 from ddpdoctor.checks.network.rdma import common_index, named, wanted_by
 from ddpdoctor.engine.planning import plan_for
 from ddpdoctor.engine.registry import diagnose
@@ -24,6 +23,7 @@ from ddpdoctor.knowledge.version_agreement import (
     versions_unknown,
 )
 from tests.support.fixture_hosts import host_case
+from tests.support.registered_checks import find_check
 
 
 @pytest.mark.parametrize(

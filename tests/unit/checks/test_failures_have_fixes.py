@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from ddpdoctor.base.findings import FAIL, Fix
-from ddpdoctor.checks.catalogue import all_checks, catalogue, find_check
+from ddpdoctor.checks.catalogue import all_checks, catalogue
 from ddpdoctor.engine.examination import Examination, examine
 from ddpdoctor.facts.fleet import Cell, Fleet, Node, Reach
 from ddpdoctor.facts.network import Interface, Network
@@ -17,6 +17,7 @@ from ddpdoctor.logs.diagnosis import judge_log
 from ddpdoctor.network_check.analysis.verdicts import with_fleet
 from tests.log_corpus import corpus, log_of
 from tests.support.fixture_hosts import HostCase, host_case, host_cases, lay_over, to_snapshot
+from tests.support.registered_checks import find_check
 from tests.unit.checks.test_unknown_facts import with_one_unknown
 
 SICK = host_cases(kind="sick-")

@@ -11,7 +11,7 @@ import pytest
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN
 from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.checks.catalogue import all_checks, find_check
+from ddpdoctor.checks.catalogue import all_checks
 from ddpdoctor.engine.planning import plan_for
 from ddpdoctor.engine.registry import Check, Result, SkipReason, diagnose
 from ddpdoctor.facts.environment import Environment, Setting
@@ -33,6 +33,7 @@ from tests.support.fixture_hosts import (
     host_cases,
     to_snapshot,
 )
+from tests.support.registered_checks import find_check
 
 FAMILIES = ("driver", "gpu", "container")
 OURS = [one for one in all_checks() if one.family in FAMILIES and one.groups != {"log"}]

@@ -9,7 +9,7 @@ import pytest
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Severity
 from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.checks.catalogue import all_checks, find_check
+from ddpdoctor.checks.catalogue import all_checks
 from ddpdoctor.engine.planning import plan_for
 from ddpdoctor.engine.registry import Result, SkipReason, diagnose
 from ddpdoctor.facts.environment import Setting
@@ -18,6 +18,7 @@ from ddpdoctor.facts.processes import Process, Processes, ProcessRole, RankPlace
 from ddpdoctor.processes.gpu_holders import holdings, main_gpu, process_of, unowned
 from ddpdoctor.processes.job_settings import comparable, differences
 from tests.support.fixture_hosts import HostCase, healthy_facts, host_case, host_cases, lay_over, to_snapshot
+from tests.support.registered_checks import find_check
 
 OURS = [
     one

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpdoctor.base.findings import FAIL, WARN, Severity
-from ddpdoctor.checks.catalogue import find_check
 from ddpdoctor.checks.settings.invalid import nearest
 from ddpdoctor.checks.settings.visible_gpus import what_cuda_shows
 from ddpdoctor.engine.registry import Result, diagnose
@@ -22,6 +21,7 @@ from ddpdoctor.knowledge.known_settings import known_settings, one_slip_from, re
 from ddpdoctor.probes import environment
 from ddpdoctor.probes.context import Context
 from tests.support.fixture_hosts import HOSTS, host_case, judge
+from tests.support.registered_checks import find_check
 from tests.unit.knowledge.test_known_settings import valid_value
 
 FOUR = [Gpu(index=index, uuid=f"GPU-0000000{index}-aaaa") for index in range(4)]

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.checks.catalogue import find_check
 from ddpdoctor.engine.planning import plan_for
 from ddpdoctor.engine.registry import Result, diagnose
 from ddpdoctor.facts.driver import Driver
@@ -34,6 +33,7 @@ from ddpdoctor.knowledge.wheels import (
     tag_cuda,
 )
 from tests.support.fixture_hosts import healthy_facts, lay_over, to_snapshot
+from tests.support.registered_checks import find_check
 
 UNASKED = Unknown("not asked")
 SITE = "/opt/venv/lib/python3.12/site-packages"

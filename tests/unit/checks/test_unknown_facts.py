@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ddpdoctor.checks.catalogue import all_checks, find_check
+from ddpdoctor.checks.catalogue import all_checks
 from ddpdoctor.engine.examination import Verdict, examine
 from ddpdoctor.engine.planning import plan_for
 from ddpdoctor.engine.registry import SkipReason, diagnose
@@ -29,6 +29,7 @@ from tests.support.fixture_hosts import (
     lay_over,
     to_snapshot,
 )
+from tests.support.registered_checks import find_check
 
 FAMILIES = ("torch", "driver", "gpu", "container", "checkpoint")
 SICK = [case for one in all_checks() if one.family in FAMILIES for case in host_cases(one.slug, "sick-")]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.base.findings import Evidence, Finding, Fix
-from ddpdoctor.checks.catalogue import catalogue, find_check
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.engine.advice import with_advice
 from ddpdoctor.engine.examination import Examination
 from ddpdoctor.engine.registry import Check, Result, Skipped, SkipReason
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Snapshot
+from tests.support.registered_checks import find_check
 
 OWN = Fix("See what the stage needs", ("ddpdoctor check",))
 PORT_TAKEN = "DistNetworkError: The server socket has failed to listen on any local network address. port: 29500"

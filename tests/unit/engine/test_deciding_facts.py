@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.checks.catalogue import find_check
 from ddpdoctor.engine.planning import plan_for
 from ddpdoctor.engine.registry import Result, SkipReason, diagnose
 from tests.support.fixture_hosts import healthy_facts, healthy_names, host_case, lay_over, to_snapshot
+from tests.support.registered_checks import find_check
 
 UNKNOWN = {"type": "unknown", "reason": "could not be read"}
 

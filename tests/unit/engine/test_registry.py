@@ -10,9 +10,11 @@ from typing import get_args, get_type_hints
 
 import pytest
 
+from ddpdoctor.api.check_pages import find_pages
+from ddpdoctor.api.errors import UsageError
 from ddpdoctor.base.findings import FAIL, Finding
 from ddpdoctor.base.unknown import Maybe, Unknown, known
-from ddpdoctor.checks.catalogue import all_checks, all_prescriptions, find_check, select
+from ddpdoctor.checks.catalogue import all_checks, all_prescriptions, select
 from ddpdoctor.engine import registry
 from ddpdoctor.engine.registry import Check, SkipReason, UnknownSelection, diagnose, requires
 from ddpdoctor.facts.plan import Plan
@@ -114,14 +116,24 @@ def test_a_misspelt_name_gets_the_nearest(name: str, nearest: str) -> None:
 
 @pytest.mark.parametrize("name", ["shm_too_small", "Shm-Too-Small", "SHM_TOO_SMALL"])
 def test_names_may_be_written_as_people_do(name: str) -> None:
-    assert find_check(name).slug == "shm-too-small"
+    (page,) = find_pages(name)
+    assert page.docs == "docs/checks/shm-too-small.md"
     assert [one.slug for one in select([name])] == ["shm-too-small"]
     assert "shm-too-small" not in [one.slug for one in select(["HOST"], [name])]
 
 
-def test_find_check_of_nothing_like_it() -> None:
+def test_a_name_like_no_other_leads_to_the_list() -> None:
+    with pytest.raises(UsageError, match="ddpdoctor list"):
+        find_pages("zzzzzzzzzz")
     with pytest.raises(UnknownSelection, match="ddpdoctor list"):
-        find_check("zzzzzzzzzz")
+        select(["zzzzzzzzzz"])
+
+
+def test_pages_are_found_by_topic_and_by_family() -> None:
+    (topic,) = find_pages("apex")
+    assert topic.topic is not None
+    assert topic.topic.slug == "apex"
+    assert [page.docs for page in find_pages("host")] == [check.docs for check in select(["host"])]
 
 
 @pytest.mark.parametrize("one", [*all_checks(), *all_prescriptions()], ids=lambda one: one.slug)

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from ddpdoctor.base.unknown import NotKnown
-from ddpdoctor.checks.catalogue import find_check
 from ddpdoctor.engine.planning import plan_for
 from ddpdoctor.engine.registry import NotApplicable, diagnose
 from ddpdoctor.facts.hang import Frame, Hang, WatchedRank
@@ -34,6 +33,7 @@ from tests.support.hangs import (
     saving,
     watched,
 )
+from tests.support.registered_checks import find_check
 
 
 def kind_and_ranks(*ranks: WatchedRank, **more: object) -> tuple[HangCause, tuple[int, ...]] | None:

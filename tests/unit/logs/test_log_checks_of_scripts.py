@@ -6,7 +6,7 @@ import pytest
 
 from ddpdoctor.base.findings import Finding
 from ddpdoctor.base.log_signs import SignRole
-from ddpdoctor.checks.catalogue import all_checks, catalogue, find_check
+from ddpdoctor.checks.catalogue import all_checks, catalogue
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.engine.planning import plan_for
 from ddpdoctor.engine.registry import NotApplicable, diagnose
@@ -15,6 +15,7 @@ from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.logs.diagnosis import judge_log
 from tests.log_corpus import LOGS, log_of
 from tests.support.logs_by_hand import read
+from tests.support.registered_checks import find_check
 
 SAID = (
     ("unused-parameters/sick-names-tee", "no gradient, which DDP does not allow: boxes.bias, boxes.weight", 0),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.checks.catalogue import catalogue, find_check, packaged_signs
+from ddpdoctor.checks.catalogue import catalogue, packaged_signs
 from ddpdoctor.facts.log import Log, LogFile
 from ddpdoctor.knowledge.xids import BUS_XIDS, CATALOGUE, ECC_XIDS, FAULTS, FOLLOWING, NVLINK_XIDS, PROGRAMS
 from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
@@ -17,6 +17,7 @@ from ddpdoctor.logs.match.wanted_signs import vocabulary
 from ddpdoctor.logs.reading import read_logs
 from tests.log_corpus import LOGS, log_of
 from tests.support.cuda_oom import ALIKE, HELD_BY_OTHERS, OWN_DOING, SURELY_BY_OTHERS
+from tests.support.registered_checks import find_check
 
 TORCH2 = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {wanted}. GPU 3 has a total capacity of {total} of which {free} is free."

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.base.findings import Finding
-from ddpdoctor.checks.catalogue import catalogue, find_check
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.engine.log_traits import Particulars
 from ddpdoctor.facts.log import Log
 from ddpdoctor.logs.diagnosis import judge_log, particulars
 from tests.log_corpus import LOGS, log_of
+from tests.support.registered_checks import find_check
 
 
 def found(name: str, slug: str) -> Finding:

@@ -9,7 +9,7 @@ import pytest
 
 from ddpdoctor.base.findings import INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.checks.catalogue import catalogue, find_check
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.engine.examination import Examination, Verdict
 from ddpdoctor.engine.registry import Result, Skipped, SkipReason
 from ddpdoctor.facts.fleet import Cell, Fleet, Link, MissingNode, Passed, Phase
@@ -24,6 +24,7 @@ from ddpdoctor.report.contract import Report, build_report, to_json
 from ddpdoctor.report.merged_findings import folded
 from ddpdoctor.report.terminal import text_of
 from tests.support.fleets import PHASES, examined, make_fleet, node
+from tests.support.registered_checks import find_check
 from tests.support.report_schema import check_against_schema
 
 MEETING = Meeting(master="n0", port=29500, launcher="Slurm")

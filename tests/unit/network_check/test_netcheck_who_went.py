@@ -13,7 +13,6 @@ from ddpdoctor.api.network_checking import NetcheckResult
 from ddpdoctor.base.async_work import until_stopped
 from ddpdoctor.base.findings import Evidence, Finding
 from ddpdoctor.base.signals import SIGNALS, StoppedBySignal, stop_on_signals
-from ddpdoctor.checks.catalogue import find_check
 from ddpdoctor.engine.examination import Examination, Verdict
 from ddpdoctor.engine.registry import Result, diagnose
 from ddpdoctor.facts.fleet import Fleet, Link, MissingNode, Passed
@@ -31,6 +30,7 @@ from ddpdoctor.network_check.run import stop_sentence
 from ddpdoctor.report.terminal import text_of
 from tests.support.fleets import examined, make_fleet, node
 from tests.support.hub_clients import agents, client, finish, hub, run
+from tests.support.registered_checks import find_check
 
 MEETING = Meeting(master="n0", port=29500, nnodes=3, node_rank=0, joined=True)
 CTRL_C = "lost during links: stopped by its user: Ctrl-C"

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.checks.catalogue import catalogue, find_check
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.engine.examination import Examination
 from ddpdoctor.engine.registry import diagnose
 from ddpdoctor.engine.sanitize_facts import is_address, is_host, plausible, text_kinds
@@ -25,6 +25,7 @@ from ddpdoctor.network_check.analysis.node_facts import CHECK_FAMILIES, node_of
 from ddpdoctor.network_check.analysis.verdicts import judge, with_fleet
 from tests.support.fixture_hosts import healthy_facts, healthy_names, host_cases, lay_over, to_snapshot
 from tests.support.fleets import make_fleet, node
+from tests.support.registered_checks import find_check
 
 HOSTILE = "$(touch x);\n\x1b[2J"
 LEFT = "$(touch x);"

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from ddpdoctor.base.unknown import NotKnown, Unknown
-from ddpdoctor.checks.catalogue import find_check
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import GpuHolder
 from ddpdoctor.facts.machine import Machine
@@ -21,6 +20,7 @@ from ddpdoctor.report.reported_leftovers import Certainty, LeftoverKind
 from ddpdoctor.report.terminal import Screen
 from tests.support.fixture_hosts import HEALTHY, healthy_facts, to_snapshot
 from tests.support.process_trees import ME, Host
+from tests.support.registered_checks import find_check
 
 HEALTHY_HOST = sorted(path.stem for path in HEALTHY.glob("*.json"))[0]
 ROOM = SharedMemory(size=1 << 30, free=1 << 30)

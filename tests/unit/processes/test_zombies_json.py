@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.checks.catalogue import catalogue, find_check
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.gpus import GpuHolder
 from ddpdoctor.facts.shared_memory import SharedMemory
@@ -20,6 +20,7 @@ from ddpdoctor.processes.render_zombies import zombies_report
 from ddpdoctor.report.contract import json_schema, to_json
 from ddpdoctor.report.reported_leftovers import Fate, LeftoverKind
 from tests.support.process_trees import SOMEBODY, Host
+from tests.support.registered_checks import find_check
 from tests.unit.processes.test_leftovers import segments
 
 

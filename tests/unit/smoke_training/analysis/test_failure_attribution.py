@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from ddpdoctor.base.findings import Finding
 from ddpdoctor.base.text import clip
-from ddpdoctor.checks.catalogue import find_check
 from ddpdoctor.engine.registry import Result, diagnose
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.plan import Plan
@@ -29,6 +28,7 @@ from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
 from ddpdoctor.smoke_training.local.rank_outcome import rank_runs
 from ddpdoctor.smoke_training.training_order import TrainingOrder
 from tests.support.fixture_hosts import host_case, host_cases
+from tests.support.registered_checks import find_check
 
 STAGES = ("import", "device", "rendezvous", "process group", "barrier", "all_reduce", "training", "shutdown")
 LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:2911"
