@@ -9,6 +9,7 @@ from threading import Timer
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from sys import UnraisableHookArgs
 
 RETRY_SECONDS = 0.01
@@ -36,7 +37,8 @@ def stop_on_signals() -> None:
 
     One that is ignored stays so: by nohup, or by a script for what it starts in the background.
     """
-    sys.unraisablehook = _stop_after_all
+    if not isinstance(sys.unraisablehook, _StopAfterAll):
+        sys.unraisablehook = _StopAfterAll(sys.unraisablehook)
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _stop)
@@ -53,12 +55,20 @@ def _stop(number: int, frame: object) -> None:
     raise StoppedBySignal(128 + number)
 
 
-def _stop_after_all(dropped: UnraisableHookArgs) -> None:
-    """Stop a moment later where Python had to drop what the signal raised: in a finalizer, or in a callback of the import system."""
-    error = dropped.exc_value
-    if not isinstance(error, StoppedBySignal):
-        sys.__unraisablehook__(dropped)
-        return
-    number = error.code - 128
-    signal.signal(number, _stop)
-    Timer(RETRY_SECONDS, os.kill, (os.getpid(), number)).start()
+class _StopAfterAll:
+    """Stop a moment later where Python had to drop what the signal raised: in a finalizer, or in a callback of the import system.
+
+    replaced: the hook that hears of anything else.
+    """
+
+    def __init__(self, replaced: Callable[[UnraisableHookArgs], object]) -> None:
+        self._replaced = replaced
+
+    def __call__(self, dropped: UnraisableHookArgs) -> None:
+        error = dropped.exc_value
+        if not isinstance(error, StoppedBySignal):
+            self._replaced(dropped)
+            return
+        number = error.code - 128
+        signal.signal(number, _stop)
+        Timer(RETRY_SECONDS, os.kill, (os.getpid(), number)).start()

@@ -10,15 +10,14 @@ from collections.abc import Iterator
 import pytest
 
 from ddpdoctor.base.async_work import until_stopped
-from ddpdoctor.base.signals import SIGNALS, StoppedBySignal, stop_on_signals
+from ddpdoctor.base.signals import StoppedBySignal, stop_on_signals
+from tests.support.own_signals import signals_restored
 
 
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
-    before = [signal.getsignal(number) for number in SIGNALS]
-    yield
-    for number, handler in zip(SIGNALS, before, strict=True):
-        signal.signal(number, handler)
+    with signals_restored():
+        yield
 
 
 def test_it_ends_nothing() -> None:

@@ -8,6 +8,9 @@ import sys
 
 import pytest
 
+from ddpdoctor.base.signals import stop_on_signals
+from tests.support.own_signals import signals_restored
+
 ASKS = """
 import signal, threading, time
 from ddpdoctor.cli.asking import ask
@@ -86,3 +89,18 @@ def test_a_signal_stops_it_though_python_drops_what_a_finalizer_raises(number: s
         check=False,
     )
     assert (done.stdout, done.stderr, done.returncode) == (f"stopped {128 + number}\n", "", 0)
+
+
+def test_what_python_drops_else_goes_to_the_hook_that_was_there() -> None:
+    dropped: list[object] = []
+
+    class Finalized:
+        def __del__(self) -> None:
+            raise ValueError("not a signal")
+
+    with signals_restored():
+        sys.unraisablehook = lambda of: dropped.append(str(of.exc_value))
+        for _ in range(2):
+            stop_on_signals()
+        Finalized()
+    assert dropped == ["not a signal"]

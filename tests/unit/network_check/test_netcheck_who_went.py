@@ -12,7 +12,7 @@ import pytest
 from ddpdoctor.api.network_checking import NetcheckResult
 from ddpdoctor.base.async_work import until_stopped
 from ddpdoctor.base.findings import Evidence, Finding
-from ddpdoctor.base.signals import SIGNALS, StoppedBySignal, stop_on_signals
+from ddpdoctor.base.signals import StoppedBySignal, stop_on_signals
 from ddpdoctor.engine.examination import Examination, Verdict
 from ddpdoctor.engine.registry import Result, diagnose
 from ddpdoctor.facts.fleet import Fleet, Link, MissingNode, Passed
@@ -30,6 +30,7 @@ from ddpdoctor.network_check.run import stop_sentence
 from ddpdoctor.report.terminal import text_of
 from tests.support.fleets import examined, make_fleet, node
 from tests.support.hub_clients import agents, client, finish, hub, run
+from tests.support.own_signals import signals_restored
 from tests.support.registered_checks import find_check
 
 MEETING = Meeting(master="n0", port=29500, nnodes=3, node_rank=0, joined=True)
@@ -174,14 +175,10 @@ def test_whoever_is_stopped_says_what_is_known(number: signal.Signals, by: str, 
             heard.extend(error.args)
             raise
 
-    before = {one: signal.getsignal(one) for one in SIGNALS}
-    stop_on_signals()
-    try:
+    with signals_restored():
+        stop_on_signals()
         with pytest.raises(StoppedBySignal) as stopped:
             asyncio.run(until_stopped(work(), lambda: stop_sentence(told_others=in_touch)))
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
     assert (stopped.value.code, heard) == (128 + number, [by])
     told = "; if the test was still going on, the other nodes were told" if in_touch else ""
     assert stopped.value.text == f"Stopped. There is no verdict here{told}."

@@ -20,7 +20,7 @@ import pytest
 from ddpdoctor.base import private_folders
 from ddpdoctor.base.async_work import until_stopped
 from ddpdoctor.base.private_folders import NoFolderError, private_folder
-from ddpdoctor.base.signals import SIGNALS, StoppedBySignal, stop_on_signals
+from ddpdoctor.base.signals import StoppedBySignal, stop_on_signals
 from ddpdoctor.facts.hang import Frame
 from ddpdoctor.facts.smoke import Leftovers, Smoke
 from ddpdoctor.network_check.protocol.messages import ABORTED
@@ -36,6 +36,7 @@ from ddpdoctor.smoke_training.local.reaper import descendants
 from ddpdoctor.smoke_training.local.reaper_client import REAPER_PROGRAM, ReaperClient
 from ddpdoctor.smoke_training.training_order import TrainingOrder
 from tests.support.other_users import User
+from tests.support.own_signals import signals_restored
 from tests.support.running_jobs import wait_until
 
 # --- stacks ---------------------------------------------------------------------------------------------------------------
@@ -177,17 +178,13 @@ def test_who_is_stopped_before_anything_was_started_leaves_no_folder(
         signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(running, "oom_kills", stop)
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    stop_on_signals()
     work = running.run_ranks(
         TrainingOrder(nproc=2, world_size=2), python=sys.executable, environ={"TMPDIR": os.fspath(short_path)}
     )
-    try:
+    with signals_restored():
+        stop_on_signals()
         with pytest.raises(StoppedBySignal):
             asyncio.run(until_stopped(work, str))
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     assert len(made) == 1
     assert list(short_path.iterdir()) == []
 
