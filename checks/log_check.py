@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from ddpdoctor.base.findings import FAIL, Finding, Severity
+from ddpdoctor.base.findings import FAIL, Finding, Owner, Severity
 from ddpdoctor.engine.log_traits import PLAIN_SIGNS, LogTraits
 from ddpdoctor.engine.registry import SignRole, check
 from ddpdoctor.facts.log import Log, SignMatch
@@ -16,7 +16,7 @@ FindingOfSigns = Callable[[Log, Sequence[SignMatch]], Finding]
 
 
 def log_check(
-    slug: str, *, severity: Severity = FAIL, of_rank: bool = False, log: LogTraits = PLAIN_SIGNS
+    slug: str, *, owner: Owner, severity: Severity = FAIL, of_rank: bool = False, log: LogTraits = PLAIN_SIGNS
 ) -> Callable[[FindingOfSigns], FindingOfSigns]:
     """Registers a check that is made of its log signs, and of what a function makes of those that a log has.
 
@@ -35,7 +35,7 @@ def log_check(
 
         predicate.__doc__, predicate.__module__ = finding_of.__doc__, finding_of.__module__
         predicate.__name__, predicate.__qualname__ = finding_of.__name__, finding_of.__qualname__
-        check(slug, severity=severity, log=log)(predicate)
+        check(slug, owner=owner, severity=severity, log=log)(predicate)
         return finding_of
 
     return register

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
 
+from ddpdoctor.base.findings import Owner
 from ddpdoctor.base.log_signs import LogSign, SignRole
 from ddpdoctor.checks.catalogue import all_checks
 from ddpdoctor.engine.registry import Check
@@ -20,6 +21,12 @@ ROLES = {
     SignRole.EFFECT: "a rank that fell with another says it",
     SignRole.NOISE: "healthy runs print it, too",
 }
+OWNERS = {
+    Owner.USER: "who starts the training",
+    Owner.NODE: "who runs the host",
+    Owner.FABRIC: "who runs the network",
+    Owner.UNKNOWN: "nobody knows whom",
+}
 
 
 def all_pages(expected: Mapping[Path, str]) -> dict[Path, str]:
@@ -30,12 +37,13 @@ def all_pages(expected: Mapping[Path, str]) -> dict[Path, str]:
 
 def index() -> str:
     """A row a check, by family."""
-    rows = ["| family | check | what is wrong | severity |", "|---|---|---|---|"]
+    rows = ["| family | check | what is wrong | severity | owner |", "|---|---|---|---|---|"]
     for family, members in groupby(all_checks(), key=lambda check: check.family):
         for number, check in enumerate(members):
             title = check.title.rstrip(".").replace("|", "\\|")
             rows.append(
-                f"| {'' if number else family} | [`{check.slug}`]({check.slug}.md) | {title} | {check.severity.value} |"
+                f"| {'' if number else family} | [`{check.slug}`]({check.slug}.md) | {title} | {check.severity.value}"
+                f" | {check.owner.value} |"
             )
     counted = f"{len(all_checks())} checks. `ddpdoctor check --select FAMILY` or `--select NAME` runs some of them."
     return "\n".join([GENERATED, "", "# The checks", "", counted, "", *rows]) + "\n"
@@ -52,7 +60,7 @@ def page(check: Check, expected: Mapping[Path, str]) -> str:
         "",
         f"**{check.title}**",
         "",
-        f"Family `{check.family}`, severity {check.severity.value}; judged by these facts: {facts}.",
+        f"Family `{check.family}`, severity {check.severity.value}, to be mended by: {OWNERS[check.owner]}; judged by these facts: {facts}.",
         f"In a terminal: `ddpdoctor explain {check.slug}`.",
         "",
         text,

@@ -20,12 +20,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpdoctor.base.findings import WARN, Evidence, Finding, Fix
+from ddpdoctor.base.findings import WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.engine.registry import check
 from ddpdoctor.facts.snapshot import Machine
 
 
-@check("{slug}", severity=WARN)
+@check("{slug}", severity=WARN, owner=Owner.UNKNOWN)
 def {function}(machine: Machine) -> Iterator[Finding]:
     """FILL IN: what is wrong, in a sentence.
 

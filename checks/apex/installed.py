@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from shlex import quote
 from typing import Final
 
-from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.log_signs import SignRole
 from ddpdoctor.base.text import dotted, listed
@@ -104,7 +104,7 @@ def _told_by_apex(seen: Sequence[SignMatch], log: Log) -> Particulars:
     )
 
 
-@check("apex-wrong-package", severity=FAIL)
+@check("apex-wrong-package", severity=FAIL, owner=Owner.USER)
 def apex_wrong_package(extensions: Extensions, target_python: TargetPython, torch: Maybe[Torch]) -> Iterator[Finding]:
     """The package "apex" is not NVIDIA's.
 
@@ -130,7 +130,7 @@ def apex_wrong_package(extensions: Extensions, target_python: TargetPython, torc
         )
 
 
-@check("apex-missing-ext", severity=WARN)
+@check("apex-missing-ext", severity=WARN, owner=Owner.USER)
 def apex_missing_ext(extensions: Extensions, torch: Torch, target_python: TargetPython) -> Iterator[Finding]:
     """Apex was installed without its compiled extensions.
 
@@ -176,7 +176,7 @@ def apex_missing_ext(extensions: Extensions, torch: Torch, target_python: Target
     )
 
 
-@check("apex-cuda-mismatch", severity=FAIL, log=LogTraits(particulars=_told_by_apex))
+@check("apex-cuda-mismatch", severity=FAIL, owner=Owner.USER, log=LogTraits(particulars=_told_by_apex))
 def apex_cuda_mismatch(extensions: Extensions, torch: Torch, target_python: TargetPython) -> Iterator[Finding]:
     """Apex's extensions were built for another CUDA than torch's.
 
@@ -210,7 +210,7 @@ def apex_cuda_mismatch(extensions: Extensions, torch: Torch, target_python: Targ
         return
 
 
-@check("apex-undefined-symbol", severity=FAIL)
+@check("apex-undefined-symbol", severity=FAIL, owner=Owner.USER)
 def apex_undefined_symbol(extensions: Extensions, torch: Torch, target_python: TargetPython) -> Iterator[Finding]:
     """Apex's extensions were built against another torch.
 
@@ -242,7 +242,7 @@ def apex_undefined_symbol(extensions: Extensions, torch: Torch, target_python: T
         return
 
 
-@check("apex-arch-missing", severity=FAIL)
+@check("apex-arch-missing", severity=FAIL, owner=Owner.USER)
 def apex_arch_missing(
     extensions: Extensions, torch: Torch, gpus: Gpus, target_python: TargetPython, environment: Maybe[Environment]
 ) -> Iterator[Finding]:
@@ -321,7 +321,7 @@ def _plain(text: str) -> str:
     return text.lower().replace("_", "-")
 
 
-@check("apex-build-isolation", severity=INFO, log=LogTraits(recovered=_builds_tried_again))
+@check("apex-build-isolation", severity=INFO, owner=Owner.USER, log=LogTraits(recovered=_builds_tried_again))
 def apex_build_isolation(
     toolchain: Toolchain, extensions: Extensions, target_python: TargetPython, torch: Torch
 ) -> Iterator[Finding]:
@@ -371,7 +371,7 @@ BUILD_WITH_A_LOG = (
 )
 
 
-@log_check("apex-build-failed", severity=FAIL, log=LogTraits(sums_up=True))
+@log_check("apex-build-failed", severity=FAIL, owner=Owner.USER, log=LogTraits(sums_up=True))
 def apex_build_failed(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """NVIDIA Apex could not be built.
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from packaging.version import Version
 
-from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Owner, Severity
 from ddpdoctor.base.text import clip, human, listed
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.checkpoints.finding_words import (
@@ -52,7 +52,7 @@ def all_read(checkpoints: Checkpoints) -> None:
         )
 
 
-@check("ckpt-truncated", severity=FAIL)
+@check("ckpt-truncated", severity=FAIL, owner=Owner.USER)
 def ckpt_truncated(checkpoints: Checkpoints) -> Iterator[Finding]:
     """A checkpoint can't be read: it is truncated, corrupt, or no checkpoint at all.
 
@@ -119,7 +119,7 @@ def in_short(text: str, most: int) -> str:
     return text[: max(clauses)] if clauses else clip(text, most)
 
 
-@check("ckpt-weights-only", severity=WARN)
+@check("ckpt-weights-only", severity=WARN, owner=Owner.USER)
 def ckpt_weights_only(checkpoints: Checkpoints, torch: Maybe[Torch]) -> Iterator[Finding]:
     """A checkpoint holds more than tensors: torch.load stops at it, or would run what the file says.
 
@@ -207,7 +207,7 @@ def let_pass(files: Sequence[CheckpointFile], blockers: Sequence[str]) -> tuple[
     )
 
 
-@check("ckpt-whole-module", severity=WARN)
+@check("ckpt-whole-module", severity=WARN, owner=Owner.USER)
 def ckpt_whole_module(checkpoints: Checkpoints, target_python: Maybe[TargetPython]) -> Iterator[Finding]:
     """A checkpoint holds a whole model, and not its state dict.
 

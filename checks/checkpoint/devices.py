@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import clip, human, listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.checkpoints.finding_words import (
@@ -111,7 +111,7 @@ def unpin(files: Sequence[CheckpointFile]) -> tuple[Fix, ...]:
     )
 
 
-@check("ckpt-device-pin", severity=FAIL)
+@check("ckpt-device-pin", severity=FAIL, owner=Owner.USER)
 def ckpt_device_pin(
     checkpoints: Checkpoints,
     torch: Maybe[Torch],
@@ -243,7 +243,7 @@ def crowded(
     )
 
 
-@check("ckpt-rng-state", severity=INFO)
+@check("ckpt-rng-state", severity=INFO, owner=Owner.USER)
 def ckpt_rng_state(
     checkpoints: Checkpoints, torch: Maybe[Torch], gpus: Maybe[Gpus], environment: Maybe[Environment]
 ) -> Iterator[Finding]:
@@ -275,7 +275,7 @@ def ckpt_rng_state(
     all_read(checkpoints)
 
 
-@check("ckpt-device-in-config", severity=WARN)
+@check("ckpt-device-in-config", severity=WARN, owner=Owner.USER)
 def ckpt_device_in_config(
     checkpoints: Checkpoints,
     torch: Maybe[Torch],

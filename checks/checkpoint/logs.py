@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddpdoctor.base.findings import FAIL, Finding, Fix
+from ddpdoctor.base.findings import FAIL, Finding, Fix, Owner
 from ddpdoctor.checks.checkpoint.key_lists import holder
 from ddpdoctor.checks.log_check import log_check
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.logs.analyze.sightings import word
 
 
-@log_check("ckpt-arch-mismatch", severity=FAIL)
+@log_check("ckpt-arch-mismatch", severity=FAIL, owner=Owner.USER)
 def ckpt_arch_mismatch(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """The checkpoint is of another model than the one that is to take it.
 

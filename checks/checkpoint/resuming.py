@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Owner, Severity
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.checkpoints.finding_words import RANDOM_NUMBERS, paths, readable, seen, subject
 from ddpdoctor.checkpoints.model_wrappers import WRITERS, prefix_parts, writers
@@ -78,7 +78,12 @@ def _prefixes(seen: Sequence[SignMatch], log: Log) -> Particulars:
     )
 
 
-@check("ckpt-module-prefix", severity=INFO, log=LogTraits(revises=with_lists_compared, particulars=_prefixes))
+@check(
+    "ckpt-module-prefix",
+    severity=INFO,
+    owner=Owner.USER,
+    log=LogTraits(revises=with_lists_compared, particulars=_prefixes),
+)
 def ckpt_module_prefix(checkpoints: Checkpoints) -> Iterator[Finding]:
     """The keys of a state dict have a wrapper's prefix that the model's don't have, or lack it.
 
@@ -161,7 +166,7 @@ def _lacks_no_part_of_its_own(match: SignMatch, log: Log) -> bool:
     return of_rank_0 or match.line.rank not in (None, int(match.words[_PART]))
 
 
-@check("ckpt-world-size-mismatch", severity=WARN, log=LogTraits(refuted=_lacks_no_part_of_its_own))
+@check("ckpt-world-size-mismatch", severity=WARN, owner=Owner.USER, log=LogTraits(refuted=_lacks_no_part_of_its_own))
 def ckpt_world_size_mismatch(checkpoints: Checkpoints, environment: Environment, plan: Plan) -> Iterator[Finding]:
     """A checkpoint of which every rank wrote a part is of another number of ranks, or lacks some of them.
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ddpdoctor.base.findings import FAIL, Finding, Fix
+from ddpdoctor.base.findings import FAIL, Finding, Fix, Owner
 from ddpdoctor.checks.log_check import log_check
 from ddpdoctor.engine.registry import SignRole, check
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.logs.analyze.sightings import lines, said_by, sightings, word
 
 
-@log_check("cuda-fork-reinit", severity=FAIL, of_rank=True)
+@log_check("cuda-fork-reinit", severity=FAIL, owner=Owner.USER, of_rank=True)
 def cuda_fork_reinit(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """A forked process uses CUDA, which its parent had used before.
 
@@ -44,7 +44,7 @@ def _start_anew(log: Log) -> tuple[Fix, ...]:
     )
 
 
-@log_check("cuda-illegal-access", severity=FAIL, of_rank=True)
+@log_check("cuda-illegal-access", severity=FAIL, owner=Owner.UNKNOWN, of_rank=True)
 def cuda_illegal_access(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """A CUDA kernel read or wrote memory that isn't its own.
 
@@ -69,7 +69,7 @@ def cuda_illegal_access(log: Log, seen: Sequence[SignMatch]) -> Finding:
     )
 
 
-@check("barrier-device-unknown", severity=FAIL)
+@check("barrier-device-unknown", severity=FAIL, owner=Owner.USER)
 def barrier_device_unknown(log: Log) -> Iterator[Finding]:
     """NCCL had to guess on which GPU a barrier is to run.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix
+from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix, Owner
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.checks.log_check import log_check
 from ddpdoctor.engine.registry import LogTraits, SignRole
@@ -14,7 +14,7 @@ from ddpdoctor.logs.analyze.false_positives import trains_behind
 from ddpdoctor.logs.analyze.sightings import word
 
 
-@log_check("batchnorm-batch-of-one", severity=FAIL, of_rank=True)
+@log_check("batchnorm-batch-of-one", severity=FAIL, owner=Owner.USER, of_rank=True)
 def batchnorm_batch_of_one(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """A batch of a single sample came to a BatchNorm layer.
 
@@ -37,7 +37,7 @@ def batchnorm_batch_of_one(log: Log, seen: Sequence[SignMatch]) -> Finding:
     )
 
 
-@log_check("user-label-out-of-range", severity=FAIL, of_rank=True)
+@log_check("user-label-out-of-range", severity=FAIL, owner=Owner.USER, of_rank=True)
 def user_label_out_of_range(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """A label or an index is too large for its layer.
 
@@ -81,7 +81,7 @@ def _scale_settles(one: SignMatch, log: Log) -> bool:
     return scale is not None and float(scale[1]) >= _COLLAPSED and trains_behind(one.line, log)
 
 
-@log_check("nan-loss", severity=WARN, of_rank=True, log=LogTraits(refuted=_scale_settles))
+@log_check("nan-loss", severity=WARN, owner=Owner.USER, of_rank=True, log=LogTraits(refuted=_scale_settles))
 def nan_loss(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """The loss became NaN.
 

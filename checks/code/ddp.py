@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from ddpdoctor.base.findings import FAIL, INFO, Finding, Fix
+from ddpdoctor.base.findings import FAIL, INFO, Finding, Fix, Owner
 from ddpdoctor.checks.log_check import log_check
 from ddpdoctor.engine.registry import check
 from ddpdoctor.facts.log import Log, SignMatch
@@ -17,7 +17,7 @@ from ddpdoctor.logs.analyze.sightings import lines, sightings, word
 _TWO_COUNTS: Final = re.compile(r"Rank (\d+) has (\d+) params, while rank (\d+) has inconsistent ([1-9]\d{0,5})(?!\d)")
 
 
-@log_check("unused-parameters", severity=FAIL, of_rank=True)
+@log_check("unused-parameters", severity=FAIL, owner=Owner.USER, of_rank=True)
 def unused_parameters(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """Parameters of the model got no gradient in a step, and DDP waits for theirs.
 
@@ -60,7 +60,7 @@ def _other_graph(log: Log, seen: Sequence[SignMatch]) -> Finding:
     )
 
 
-@log_check("ddp-reentrant-checkpoint", severity=FAIL, of_rank=True)
+@log_check("ddp-reentrant-checkpoint", severity=FAIL, owner=Owner.USER, of_rank=True)
 def ddp_reentrant_checkpoint(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """A parameter's gradient came twice in one step: reentrant activation checkpointing under DDP, mostly.
 
@@ -87,7 +87,7 @@ def ddp_reentrant_checkpoint(log: Log, seen: Sequence[SignMatch]) -> Finding:
     )
 
 
-@log_check("ddp-buffer-inplace", severity=FAIL, of_rank=True)
+@log_check("ddp-buffer-inplace", severity=FAIL, owner=Owner.USER, of_rank=True)
 def ddp_buffer_inplace(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """DDP has overwritten the model's buffers between a forward pass and its backward pass.
 
@@ -114,7 +114,7 @@ def ddp_buffer_inplace(log: Log, seen: Sequence[SignMatch]) -> Finding:
     )
 
 
-@log_check("ddp-param-mismatch", severity=FAIL, of_rank=True)
+@log_check("ddp-param-mismatch", severity=FAIL, owner=Owner.USER, of_rank=True)
 def ddp_param_mismatch(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """The ranks have built different models.
 
@@ -181,7 +181,7 @@ def _how_they_differ(seen: Sequence[SignMatch]) -> str:
     return "DDP found different models on the ranks"
 
 
-@check("ddp-grad-stride-warning", severity=INFO)
+@check("ddp-grad-stride-warning", severity=INFO, owner=Owner.USER)
 def ddp_grad_stride_warning(log: Log) -> Iterator[Finding]:
     """DDP warns that a gradient has another memory layout than its bucket: harmless.
 
@@ -204,7 +204,7 @@ def ddp_grad_stride_warning(log: Log) -> Iterator[Finding]:
         )
 
 
-@log_check("fsdp-mixed-parameters", severity=FAIL, of_rank=True)
+@log_check("fsdp-mixed-parameters", severity=FAIL, owner=Owner.USER, of_rank=True)
 def fsdp_mixed_parameters(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """FSDP can't put the parameters of a unit into one tensor: their types differ, or some of them are frozen.
 

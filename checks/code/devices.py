@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from ddpdoctor.base.findings import FAIL, Finding, Fix
+from ddpdoctor.base.findings import FAIL, Finding, Fix, Owner
 from ddpdoctor.checks.log_check import log_check
 from ddpdoctor.engine.registry import SignRole
 from ddpdoctor.facts.log import Log, SignMatch
@@ -15,7 +15,7 @@ NO_CPU_YET: Final = "Tensors must be CUDA and dense"
 """Releases that say so may not have groups of two backends yet."""
 
 
-@log_check("model-not-on-device", severity=FAIL, of_rank=True)
+@log_check("model-not-on-device", severity=FAIL, owner=Owner.USER, of_rank=True)
 def model_not_on_device(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """The model, or a part of it, was not on its GPU when DDP got it; or a collective got a tensor that wasn't.
 

@@ -6,7 +6,7 @@ import json
 import shlex
 from collections.abc import Iterator
 
-from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
+from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import clip, listed
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.fleet import Fleet, TriedCollective
@@ -29,7 +29,7 @@ MAX_SHOWN_RANKS = 8
 """Ranks whose words are shown."""
 
 
-@check("collective-failed", severity=FAIL)
+@check("collective-failed", severity=FAIL, owner=Owner.UNKNOWN)
 def collective_failed(fleet: Fleet, meeting: Meeting, target_python: TargetPython) -> Iterator[Finding]:
     """The real store or an all_reduce fails although the nodes reach each other.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping
 
-from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Owner, Severity
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.engine.registry import check, required, requires
 from ddpdoctor.facts.fleet import Fleet, Node
@@ -36,7 +36,7 @@ def own_of_several(fleet: Fleet, meeting: Meeting) -> Node:
     return own
 
 
-@check("torch-version-mismatch", severity=WARN)
+@check("torch-version-mismatch", severity=WARN, owner=Owner.USER)
 def torch_version_mismatch(
     fleet: Fleet, meeting: Meeting, target_python: Maybe[TargetPython], packages: Maybe[Packages]
 ) -> Iterator[Finding]:
@@ -245,7 +245,7 @@ def _other_driver(own: Node, fleet: Fleet) -> Iterator[Finding]:
     )
 
 
-@check("nccl-version-mismatch", severity=FAIL)
+@check("nccl-version-mismatch", severity=FAIL, owner=Owner.USER)
 def nccl_version_mismatch(
     fleet: Fleet, meeting: Meeting, target_python: Maybe[TargetPython], packages: Maybe[Packages]
 ) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ import shlex
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 
-from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import clip_middle, listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.checks.compare.releases import own_of_several
@@ -32,7 +32,7 @@ MAX_CLOCK_GROUPS = 4
 """Groups of nodes by their clocks that are shown."""
 
 
-@check("env-not-propagated", severity=WARN)
+@check("env-not-propagated", severity=WARN, owner=Owner.USER)
 def env_not_propagated(
     fleet: Fleet, meeting: Meeting, environment: Maybe[Environment], rdma: Maybe[Rdma]
 ) -> Iterator[Finding]:
@@ -169,7 +169,7 @@ def _where(kept: Sequence[Deviation], meeting: Meeting) -> Fix:
     )
 
 
-@check("clock-skew", severity=WARN)
+@check("clock-skew", severity=WARN, owner=Owner.NODE)
 def clock_skew(fleet: Fleet, meeting: Meeting, environment: Maybe[Environment]) -> Iterator[Finding]:
     """A node's clock is off.
 

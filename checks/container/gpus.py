@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpdoctor.base.findings import FAIL, INFO, Evidence, Finding, Fix
+from ddpdoctor.base.findings import FAIL, INFO, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known, known_or
 from ddpdoctor.checks.shared_fixes import install_package
@@ -31,7 +31,7 @@ def _setting(name: str, value: str | None) -> str:
     return f"{name} is not set" if value is None else f"{name}={value}"
 
 
-@check("container-toolkit-missing", severity=INFO)
+@check("container-toolkit-missing", severity=INFO, owner=Owner.NODE)
 def container_toolkit_missing(container: Container, pci: Pci, driver: Driver, machine: Machine) -> Iterator[Finding]:
     """Docker is here and NVIDIA's container toolkit is not.
 
@@ -75,7 +75,7 @@ def container_toolkit_missing(container: Container, pci: Pci, driver: Driver, ma
     yield Finding.of(summary, container.seen("docker"), found, fix)
 
 
-@check("container-no-gpu", severity=FAIL)
+@check("container-no-gpu", severity=FAIL, owner=Owner.USER)
 def container_no_gpu(container: Container, pci: Pci, driver: Driver, torch: Maybe[Torch]) -> Iterator[Finding]:
     """The host has GPUs, and this container got none.
 
@@ -126,7 +126,7 @@ def container_no_gpu(container: Container, pci: Pci, driver: Driver, torch: Mayb
     )
 
 
-@check("container-lost-gpu", severity=FAIL)
+@check("container-lost-gpu", severity=FAIL, owner=Owner.NODE)
 def container_lost_gpu(container: Container, driver: Driver) -> Iterator[Finding]:
     """The container had its GPUs and lost them.
 

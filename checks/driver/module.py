@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator
 from itertools import islice
 
-from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
@@ -57,7 +57,7 @@ def _addresses(gpus: tuple[PciDevice, ...]) -> Evidence:
     return Evidence(f"NVIDIA GPUs on the PCI bus: {listed(seen, most=8)}", "/sys/bus/pci/devices")
 
 
-@check("no-nvidia-driver", severity=FAIL)
+@check("no-nvidia-driver", severity=FAIL, owner=Owner.NODE)
 def no_nvidia_driver(pci: Pci, driver: Driver, machine: Machine, container: Container) -> Iterator[Finding]:
     """There is an NVIDIA GPU, and no NVIDIA driver.
 
@@ -99,7 +99,7 @@ def _is_built_for_it(one: SignMatch, log: Log) -> bool:
     return one.sign == ": installed" and any(line.text.rstrip().endswith(f"/{kernel}") for line in missed)
 
 
-@check("nvidia-module-not-loaded", severity=FAIL, log=LogTraits(refuted=_is_built_for_it))
+@check("nvidia-module-not-loaded", severity=FAIL, owner=Owner.NODE, log=LogTraits(refuted=_is_built_for_it))
 def nvidia_module_not_loaded(
     pci: Pci, driver: Driver, machine: Machine, container: Container, kernel_log: Maybe[KernelLog]
 ) -> Iterator[Finding]:
@@ -165,7 +165,7 @@ def _secure_boot(kernel_log: Maybe[KernelLog]) -> tuple[Evidence, ...]:
     return tuple(islice(refusals, 2))
 
 
-@check("nouveau-conflict", severity=FAIL)
+@check("nouveau-conflict", severity=FAIL, owner=Owner.NODE)
 def nouveau_conflict(
     pci: Pci, driver: Driver, machine: Machine, container: Container, torch: Maybe[Torch]
 ) -> Iterator[Finding]:

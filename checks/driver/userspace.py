@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix
+from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix, Owner
 from ddpdoctor.base.text import listed
 from ddpdoctor.base.unknown import Maybe, Unknown, known, known_or
 from ddpdoctor.checks.log_check import log_check
@@ -31,7 +31,7 @@ SHUT = "this user may not open the GPUs' device nodes: see gpu-device-permission
 """Why a check has no answer where that is so."""
 
 
-@check("nvml-driver-mismatch", severity=FAIL)
+@check("nvml-driver-mismatch", severity=FAIL, owner=Owner.NODE)
 def nvml_driver_mismatch(driver: Driver, container: Container, machine: Machine) -> Iterator[Finding]:
     """The driver's libraries and its loaded kernel module are of different versions.
 
@@ -82,7 +82,7 @@ def nvml_driver_mismatch(driver: Driver, container: Container, machine: Machine)
     )
 
 
-@check("nvml-unavailable", severity=FAIL)
+@check("nvml-unavailable", severity=FAIL, owner=Owner.NODE)
 def nvml_unavailable(
     driver: Driver,
     container: Container,
@@ -150,7 +150,7 @@ def nvml_unavailable(
     )
 
 
-@check("gpu-device-permission", severity=FAIL)
+@check("gpu-device-permission", severity=FAIL, owner=Owner.NODE)
 def gpu_device_permission(driver: Driver, container: Container, machine: Machine) -> Iterator[Finding]:
     """This user may not open the GPU's device nodes.
 
@@ -185,7 +185,7 @@ def gpu_device_permission(driver: Driver, container: Container, machine: Machine
     )
 
 
-@check("cuda-unknown-error", severity=FAIL)
+@check("cuda-unknown-error", severity=FAIL, owner=Owner.NODE)
 def cuda_unknown_error(
     driver: Driver, container: Container, machine: Machine, torch: Maybe[Torch]
 ) -> Iterator[Finding]:
@@ -233,7 +233,7 @@ def cuda_unknown_error(
     )
 
 
-@log_check("nccl-cuda-driver-mismatch", severity=FAIL, of_rank=True)
+@log_check("nccl-cuda-driver-mismatch", severity=FAIL, owner=Owner.USER, of_rank=True)
 def nccl_cuda_driver_mismatch(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """NCCL calls functions that this driver doesn't have.
 

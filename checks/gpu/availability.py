@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
-from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import human, listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known, known_or
 from ddpdoctor.checks.gpu.sharing import whole_gpus_for_ranks
@@ -27,7 +27,7 @@ def _whole(visible: tuple[VisibleGpu, ...]) -> tuple[Gpu, ...]:
     return tuple(shown.gpu for shown in visible if shown.slice is None and shown.gpu.mig_enabled is not True)
 
 
-@check("nproc-exceeds-gpus", severity=FAIL)
+@check("nproc-exceeds-gpus", severity=FAIL, owner=Owner.USER)
 def nproc_exceeds_gpus(
     gpus: Gpus, plan: Plan, environment: Maybe[Environment], torch: Maybe[Torch], smoke: Maybe[Smoke]
 ) -> Iterator[Finding]:
@@ -90,7 +90,7 @@ def _ranks_without_gpu(plan: Plan, environment: Maybe[Environment], torch: Torch
     )
 
 
-@check("mig-multi-instance", severity=FAIL, judges=(Subject.TRAINING_PLAN,))
+@check("mig-multi-instance", severity=FAIL, owner=Owner.USER, judges=(Subject.TRAINING_PLAN,))
 def mig_multi_instance(
     gpus: Gpus, plan: Plan, environment: Maybe[Environment], smoke: Maybe[Smoke]
 ) -> Iterator[Finding]:
@@ -139,7 +139,7 @@ def mig_multi_instance(
     )
 
 
-@check("compute-mode-exclusive", severity=FAIL)
+@check("compute-mode-exclusive", severity=FAIL, owner=Owner.NODE)
 def compute_mode_exclusive(gpus: Gpus, plan: Plan, environment: Maybe[Environment]) -> Iterator[Finding]:
     """A GPU's compute mode keeps ranks out.
 
@@ -201,7 +201,7 @@ def _processes(gpu: Gpu) -> str:
     return "" if isinstance(gpu.processes, Unknown) else f", {plural(gpu.processes, 'process', 'processes')}"
 
 
-@check("gpu-heterogeneous", severity=WARN)
+@check("gpu-heterogeneous", severity=WARN, owner=Owner.NODE)
 def gpu_heterogeneous(gpus: Gpus, plan: Plan, environment: Maybe[Environment]) -> Iterator[Finding]:
     """The GPUs of one job are not alike.
 
@@ -264,7 +264,7 @@ def _described(gpu: Gpu) -> str:
     return f"{gpu.name} ({human(_memory(gpu))})"
 
 
-@check("gpu-memory-in-use", severity=WARN)
+@check("gpu-memory-in-use", severity=WARN, owner=Owner.UNKNOWN)
 def gpu_memory_in_use(
     gpus: Gpus, plan: Plan, environment: Maybe[Environment], processes: Maybe[Processes], machine: Maybe[Machine]
 ) -> Iterator[Finding]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import groupby
+from typing import Final
 
-from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Owner, Severity
 from ddpdoctor.base.text import ago, listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known, known_or
 from ddpdoctor.engine.registry import check, leave_untested, requires
@@ -13,7 +14,19 @@ from ddpdoctor.facts.gpus import Gpu, Gpus
 from ddpdoctor.facts.snapshot import Container, Driver, KernelLog, Machine, Pci
 from ddpdoctor.knowledge.nvidia import NO_GPU, bus_gpus, called, nvidia_gpus, own_gpus, without
 from ddpdoctor.knowledge.privileges import by_root, on_the_host
-from ddpdoctor.knowledge.xids import DEBUG, FOLLOWS, REBOOT, RESET, UNLISTED, Reported, normal_address, reported
+from ddpdoctor.knowledge.xids import (
+    APPLICATION,
+    DEBUG,
+    DRIVER,
+    FOLLOWS,
+    HARDWARE,
+    REBOOT,
+    RESET,
+    UNLISTED,
+    Reported,
+    normal_address,
+    reported,
+)
 
 DAY_SECONDS = 86400.0
 
@@ -30,7 +43,7 @@ def _leave_out(all_of: tuple[Gpu, ...], bad: tuple[Gpu, ...]) -> Fix | None:
     return Fix(text, (without(all_of, bad),)) if len(bad) < len(all_of) else None
 
 
-@check("gpu-ecc-error", severity=FAIL)
+@check("gpu-ecc-error", severity=FAIL, owner=Owner.NODE)
 def gpu_ecc_error(gpus: Gpus, container: Maybe[Container]) -> Iterator[Finding]:
     """A GPU's memory had errors that could not be corrected.
 
@@ -100,7 +113,7 @@ def gpu_ecc_error(gpus: Gpus, container: Maybe[Container]) -> Iterator[Finding]:
     requires(counted_by, "these GPUs have no ECC memory, or it is off")
 
 
-@check("gpu-fell-off-bus", severity=FAIL)
+@check("gpu-fell-off-bus", severity=FAIL, owner=Owner.NODE)
 def gpu_fell_off_bus(
     gpus: Maybe[Gpus], pci: Pci, driver: Maybe[Driver], kernel_log: Maybe[KernelLog], container: Maybe[Container]
 ) -> Iterator[Finding]:
@@ -158,7 +171,7 @@ def _still_gone(log: KernelLog, gpus: Maybe[Gpus], driver: Maybe[Driver]) -> tup
     return tuple(line for line in reported(log) if line.number == 79 and line.gpu not in answering)
 
 
-@check("xid-error", severity=FAIL)
+@check("xid-error", severity=FAIL, owner=Owner.NODE)
 def xid_error(
     kernel_log: Maybe[KernelLog],
     pci: Pci,
@@ -229,7 +242,11 @@ def _xid_finding(
         on_the_host(fix, container) if means.action in (RESET, REBOOT) else fix,
         cause=f"This is mostly a fault of {means.whose}." if means.whose not in (FOLLOWS, UNLISTED.whose) else "",
         severity=severity,
+        owner=OWNERS.get(means.whose, Owner.UNKNOWN),
     )
+
+
+OWNERS: Final = {APPLICATION: Owner.USER, HARDWARE: Owner.NODE, DRIVER: Owner.NODE}
 
 
 def _xid_commands(action: str, where: list[str]) -> tuple[str, ...]:
@@ -250,7 +267,7 @@ THROTTLES: tuple[tuple[frozenset[str], frozenset[str], str, str], ...] = (
 SHOW_LIMITS = "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER"
 
 
-@check("gpu-throttled", severity=WARN)
+@check("gpu-throttled", severity=WARN, owner=Owner.NODE)
 def gpu_throttled(gpus: Gpus, container: Maybe[Container]) -> Iterator[Finding]:
     """A GPU is slowed down by heat or power.
 

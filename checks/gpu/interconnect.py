@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix, Severity
+from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix, Owner, Severity
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known, known_or
 from ddpdoctor.checks.shared_fixes import install_package, is_debian
@@ -31,7 +31,7 @@ def _off(environment: Maybe[Environment], name: str) -> bool:
     return value_of(environment, name) not in ("", "0")
 
 
-@check("fabric-manager-not-running", severity=FAIL)
+@check("fabric-manager-not-running", severity=FAIL, owner=Owner.NODE)
 def fabric_manager_not_running(
     driver: Driver, pci: Pci, gpus: Maybe[Gpus], container: Container, machine: Machine, plan: Plan
 ) -> Iterator[Finding]:
@@ -131,7 +131,7 @@ def _fabric_fixes(driver: Driver, machine: Machine, here: bool, installed: bool,
     return by_root("Install it in the driver's version, and start it", (install, *start)), look
 
 
-@check("nvlink-error", severity=WARN)
+@check("nvlink-error", severity=WARN, owner=Owner.NODE)
 def nvlink_error(gpus: Gpus, pci: Pci, kernel_log: Maybe[KernelLog], container: Maybe[Container]) -> Iterator[Finding]:
     """NVLinks are down, or an NVSwitch reports fatal errors.
 
@@ -179,7 +179,7 @@ def nvlink_error(gpus: Gpus, pci: Pci, kernel_log: Maybe[KernelLog], container: 
             known(kernel_log)
 
 
-@check("p2p-acs-iommu", severity=WARN)
+@check("p2p-acs-iommu", severity=WARN, owner=Owner.NODE)
 def p2p_acs_iommu(
     pci: Pci, gpus: Gpus, machine: Machine, container: Maybe[Container], plan: Plan, environment: Maybe[Environment]
 ) -> Iterator[Finding]:
@@ -273,7 +273,7 @@ def _translating(pci: Pci, command_line: Maybe[str]) -> Maybe[bool]:
     return not through & set(words) if words else Unknown("the kernel doesn't show its command line")
 
 
-@check("rtx4000-p2p-unsupported", severity=FAIL)
+@check("rtx4000-p2p-unsupported", severity=FAIL, owner=Owner.USER)
 def rtx4000_p2p_unsupported(
     gpus: Gpus, driver: Driver, plan: Plan, environment: Maybe[Environment], packages: Maybe[Packages]
 ) -> Iterator[Finding]:
@@ -326,7 +326,7 @@ def rtx4000_p2p_unsupported(
         )
 
 
-@check("nccl-mempool-unsupported", severity=WARN)
+@check("nccl-mempool-unsupported", severity=WARN, owner=Owner.USER)
 def nccl_mempool_unsupported(gpus: Gpus, plan: Plan, torch: Torch) -> Iterator[Finding]:
     """The GPU is a vGPU, on which NCCL may not start.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddpdoctor.base.findings import FAIL, Finding, Fix
+from ddpdoctor.base.findings import FAIL, Finding, Fix, Owner
 from ddpdoctor.base.text import ranks_named
 from ddpdoctor.checks.log_check import log_check
 from ddpdoctor.facts.log import Log, SignMatch
@@ -19,7 +19,7 @@ def _ranks(seen: Sequence[SignMatch]) -> set[int]:
     return {match.line.rank for match in seen if match.line.rank is not None}
 
 
-@log_check("oom-batch-too-large", severity=FAIL)
+@log_check("oom-batch-too-large", severity=FAIL, owner=Owner.USER)
 def oom_batch_too_large(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """The model, its batch and its activations don't fit into the GPU's memory.
 
@@ -51,7 +51,7 @@ def oom_batch_too_large(log: Log, seen: Sequence[SignMatch]) -> Finding:
     )
 
 
-@log_check("nccl-cuda-oom", severity=FAIL)
+@log_check("nccl-cuda-oom", severity=FAIL, owner=Owner.USER)
 def nccl_cuda_oom(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """NCCL found no room on the GPU for its buffers.
 

@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator
 
-from ddpdoctor.base.findings import WARN, Evidence, Finding, Fix
+from ddpdoctor.base.findings import WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known, known_or
 from ddpdoctor.engine.registry import check, leave_untested, requires
@@ -18,7 +18,7 @@ from ddpdoctor.knowledge.privileges import by_root
 RESEAT = "Ask the administrator to reseat the card or to give it a slot with all lanes; this shows its link (LnkSta)"
 
 
-@check("pcie-link-degraded", severity=WARN)
+@check("pcie-link-degraded", severity=WARN, owner=Owner.NODE)
 def pcie_link_degraded(pci: Pci, gpus: Maybe[Gpus]) -> Iterator[Finding]:
     """A GPU or network card has fewer PCIe lanes, or a slower link, than it and its slot can do.
 
@@ -109,7 +109,7 @@ NONFATAL_FLOOR = 10
 """Probing of devices at boot leaves one such error or a few (unsupported request); a link that loses packets, dozens."""
 
 
-@check("pcie-aer-errors", severity=WARN)
+@check("pcie-aer-errors", severity=WARN, owner=Owner.NODE)
 def pcie_aer_errors(pci: Pci, container: Container) -> Iterator[Finding]:
     """A GPU's PCIe link had errors that were not corrected.
 

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import listed, plural, ranks_named
 from ddpdoctor.base.unknown import Maybe, Unknown, known, known_or
 from ddpdoctor.engine.log_traits import Particulars
@@ -74,6 +74,7 @@ def _names_another_refusal(refused: SignMatch, log: Log) -> bool:
 @check(
     "duplicate-gpu",
     severity=FAIL,
+    owner=Owner.USER,
     log=LogTraits(refuted=_names_another_refusal, particulars=_on_slices),
     stands_for=(Oddity.SHARED_GPU, Oddity.OTHER_GPU),
     judges=(Subject.RUNNING_JOB, Subject.TRAINING_PLAN),

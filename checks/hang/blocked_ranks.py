@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from ddpdoctor.base.findings import WARN, Finding, Fix
+from ddpdoctor.base.findings import WARN, Finding, Fix, Owner
 from ddpdoctor.base.text import listed
 from ddpdoctor.checks.hang.hang_check import hang_check
 from ddpdoctor.facts.hang import Hang
@@ -14,7 +14,7 @@ from ddpdoctor.hang.verdict import HangVerdict
 from ddpdoctor.knowledge.hang_causes import HangCause
 
 
-@hang_check("rank-stopped", HangCause.STOPPED)
+@hang_check("rank-stopped", HangCause.STOPPED, owner=Owner.USER)
 def rank_stopped(found: HangVerdict, hang: Hang) -> Finding:
     """A rank of a running job is stopped.
 
@@ -49,7 +49,7 @@ def rank_stopped(found: HangVerdict, hang: Hang) -> Finding:
     )
 
 
-@hang_check("peer-rank-crashed", HangCause.CRASHED)
+@hang_check("peer-rank-crashed", HangCause.CRASHED, owner=Owner.UNKNOWN)
 def peer_rank_crashed(found: HangVerdict, hang: Hang) -> Finding:
     """A rank is gone, and the others wait for it.
 
@@ -94,7 +94,7 @@ KERNEL_HOLDERS = {
 """Who holds a rank, by a part of the kernel's function in which it is."""
 
 
-@hang_check("rank-in-kernel", HangCause.KERNEL)
+@hang_check("rank-in-kernel", HangCause.KERNEL, owner=Owner.NODE)
 def rank_in_kernel(found: HangVerdict, hang: Hang) -> Finding:
     """A rank is held by the kernel: a disk, a network file system or a driver doesn't answer.
 
@@ -123,7 +123,7 @@ def rank_in_kernel(found: HangVerdict, hang: Hang) -> Finding:
     )
 
 
-@hang_check("rank-waits-for-input", HangCause.INPUT)
+@hang_check("rank-waits-for-input", HangCause.INPUT, owner=Owner.USER)
 def rank_waits_for_input(found: HangVerdict, hang: Hang) -> Finding:
     """A rank waits for somebody at a keyboard.
 

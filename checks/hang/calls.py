@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddpdoctor.base.findings import INFO, WARN, Finding, Fix
+from ddpdoctor.base.findings import INFO, WARN, Finding, Fix, Owner
 from ddpdoctor.base.text import capital, listed, ranks_named
 from ddpdoctor.checks.hang.hang_check import hang_check
 from ddpdoctor.facts.hang import Hang
@@ -34,7 +34,7 @@ from ddpdoctor.knowledge.hang_causes import HangCause
 from ddpdoctor.knowledge.torch_frames import FORWARD, PlaceKind, file_line
 
 
-@hang_check("uneven-inputs", HangCause.UNEVEN)
+@hang_check("uneven-inputs", HangCause.UNEVEN, owner=Owner.USER)
 def uneven_inputs(found: HangVerdict, hang: Hang) -> Finding:
     """Some ranks have left the training loop, while others wait for them in a step.
 
@@ -141,7 +141,7 @@ def _how_they_differ(found: HangVerdict, hang: Hang) -> str:
     return f"{alone}{groups}{timeout_words(hang)}".strip()
 
 
-@hang_check("rank-fell-behind", HangCause.BEHIND)
+@hang_check("rank-fell-behind", HangCause.BEHIND, owner=Owner.UNKNOWN)
 def rank_fell_behind(found: HangVerdict, hang: Hang) -> Finding:
     """A rank has not called the collective in which the others wait, or has not done what they have finished.
 
@@ -230,7 +230,7 @@ def _gather_its_dump(record: RecordedHang, hang: Hang) -> Fix:
     return Fix(f"Gather the dump of {silent}, from its host. {why}", (KILLED_LINES,))
 
 
-@hang_check("nccl-watchdog-timeout", HangCause.TIMED_OUT)
+@hang_check("nccl-watchdog-timeout", HangCause.TIMED_OUT, owner=Owner.UNKNOWN)
 def nccl_watchdog_timeout(found: HangVerdict, hang: Hang) -> Finding:
     """A collective of NCCL has waited until the group's timeout, and the watchdog wrote its dumps.
 
@@ -259,7 +259,7 @@ def nccl_watchdog_timeout(found: HangVerdict, hang: Hang) -> Finding:
     return Finding.of(summary, fixes, cause=f"NCCL's watchdog struck. {not_known(found, hang)}".strip())
 
 
-@hang_check("exit-hang", HangCause.EXIT)
+@hang_check("exit-hang", HangCause.EXIT, owner=Owner.USER)
 def exit_hang(found: HangVerdict, hang: Hang) -> Finding:
     """The training is over, and the ranks don't end.
 
@@ -286,7 +286,7 @@ def exit_hang(found: HangVerdict, hang: Hang) -> Finding:
     )
 
 
-@hang_check("collective-stalled", HangCause.STALLED, severity=WARN)
+@hang_check("collective-stalled", HangCause.STALLED, severity=WARN, owner=Owner.UNKNOWN)
 def collective_stalled(found: HangVerdict, hang: Hang) -> Finding:
     """All ranks that can be seen wait, and nothing tells them apart.
 

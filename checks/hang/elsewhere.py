@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix, Owner
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.checks.hang.hang_check import findings_of, hang_check
@@ -32,7 +32,7 @@ WAITS_IN = {
 """What a process waits for, by the beginning of the kernel's function."""
 
 
-@hang_check("dataloader-stuck", HangCause.LOADER)
+@hang_check("dataloader-stuck", HangCause.LOADER, owner=Owner.UNKNOWN)
 def dataloader_stuck(found: HangVerdict, hang: Hang) -> Finding:
     """A rank waits for its DataLoader, which doesn't move.
 
@@ -104,7 +104,7 @@ def _why_no_data(stand: RankState, stuck: list[Watched]) -> str:
     return f"Worker {stopped[0].pid} is stopped: `kill -CONT {stopped[0].pid}` lets it go on." if stopped else ""
 
 
-@hang_check("rank-in-lock", HangCause.LOCK)
+@hang_check("rank-in-lock", HangCause.LOCK, owner=Owner.USER)
 def rank_in_lock(found: HangVerdict, hang: Hang) -> Finding:
     """A rank waits for a lock, a queue or another thread, and the others wait for it.
 
@@ -127,7 +127,7 @@ def rank_in_lock(found: HangVerdict, hang: Hang) -> Finding:
     )
 
 
-@hang_check("slow-rank0-timeout", HangCause.SLOW_0, severity=WARN)
+@hang_check("slow-rank0-timeout", HangCause.SLOW_0, severity=WARN, owner=Owner.USER)
 def slow_rank0_timeout(found: HangVerdict, hang: Hang) -> Finding:
     """Rank 0 does something long by itself, and the others wait until the timeout strikes.
 
@@ -159,7 +159,7 @@ def slow_rank0_timeout(found: HangVerdict, hang: Hang) -> Finding:
     )
 
 
-@hang_check("rank-busy-outside-collectives", HangCause.BUSY)
+@hang_check("rank-busy-outside-collectives", HangCause.BUSY, owner=Owner.USER)
 def rank_busy_outside_collectives(found: HangVerdict, hang: Hang) -> Finding:
     """A rank does something else while the others wait for it.
 
@@ -192,7 +192,7 @@ def _what_it_waits_for(stand: RankState) -> str:
     return next((words for start, words in WAITS_IN.items() if stand.last.waits_in.startswith(start)), "")
 
 
-@check("rendezvous-waiting", severity=FAIL, stands_for=(HangCause.RENDEZVOUS,))
+@check("rendezvous-waiting", severity=FAIL, owner=Owner.UNKNOWN, stands_for=(HangCause.RENDEZVOUS,))
 def rendezvous_waiting(hang: Hang, processes: Maybe[Processes]) -> Iterator[Finding]:
     """Ranks wait in init_process_group for others that are not there.
 

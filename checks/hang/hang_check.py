@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from ddpdoctor.base.findings import FAIL, Finding, Severity
+from ddpdoctor.base.findings import FAIL, Finding, Owner, Severity
 from ddpdoctor.engine.registry import check
 from ddpdoctor.facts.hang import Hang
 from ddpdoctor.hang.certainty import severity_of
@@ -18,7 +18,7 @@ FindingOfVerdict = Callable[[HangVerdict, Hang], Finding]
 
 
 def hang_check(
-    slug: str, cause: HangCause, *, severity: Severity = FAIL
+    slug: str, cause: HangCause, *, owner: Owner, severity: Severity = FAIL
 ) -> Callable[[FindingOfVerdict], FindingOfVerdict]:
     """Register a check that is made of what a function makes of the verdict, where that is of this cause.
 
@@ -31,7 +31,7 @@ def hang_check(
 
         predicate.__doc__, predicate.__module__ = finding_of.__doc__, finding_of.__module__
         predicate.__name__, predicate.__qualname__ = finding_of.__name__, finding_of.__qualname__
-        check(slug, severity=severity, stands_for=(cause,))(predicate)
+        check(slug, owner=owner, severity=severity, stands_for=(cause,))(predicate)
         return finding_of
 
     return register

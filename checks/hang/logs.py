@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
+from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import listed, ranks_named
 from ddpdoctor.checks.log_check import log_check
 from ddpdoctor.facts.log import Log, SignMatch
@@ -15,7 +15,7 @@ NCCL_VERSION = re.compile(r"\bNCCL version (\d+\.\d+(?:\.\d+)?)")
 """As torch ends the first line of NCCL's errors."""
 
 
-@log_check("checkpoint-save-timeout", severity=FAIL)
+@log_check("checkpoint-save-timeout", severity=FAIL, owner=Owner.UNKNOWN)
 def checkpoint_save_timeout(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """The group timed out while a checkpoint was being saved.
 
@@ -55,7 +55,7 @@ def _who_was_saving(log: Log, seen: Sequence[SignMatch]) -> str:
     )
 
 
-@log_check("nccl-message-truncated", severity=FAIL)
+@log_check("nccl-message-truncated", severity=FAIL, owner=Owner.USER)
 def nccl_message_truncated(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """NCCL got a message of another size than it expected.
 

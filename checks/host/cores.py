@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ddpdoctor.base.findings import INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.findings import INFO, WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known, known_or
 from ddpdoctor.checks.shared_fixes import runtime_of
@@ -80,7 +80,7 @@ def _is_bound(usable: int, machine: Machine, environment: Maybe[Environment]) ->
     return usable < (known_or(machine.logical_cores, 0) if on_node is None else on_node)
 
 
-@check("cgroup-cpu-limit", severity=WARN)
+@check("cgroup-cpu-limit", severity=WARN, owner=Owner.USER)
 def cgroup_cpu_limit(
     machine: Maybe[Machine],
     cgroup: Maybe[Cgroup],
@@ -128,7 +128,7 @@ def _more_cores(container: Maybe[Container], environment: Maybe[Environment], pl
     return Fix("See what limits the cores (taskset, numactl, or a cpuset), and lift it", ("taskset -pc $$", "nproc"))
 
 
-@check("omp-threads", severity=WARN, judges=(Subject.RUNNING_JOB,))
+@check("omp-threads", severity=WARN, owner=Owner.USER, judges=(Subject.RUNNING_JOB,))
 def omp_threads(
     machine: Maybe[Machine], cgroup: Maybe[Cgroup], environment: Environment, plan: Plan, processes: Maybe[Processes]
 ) -> Iterator[Finding]:
@@ -217,7 +217,7 @@ def _other_launcher(environment: Environment) -> bool:
     return any(name in environment for name in BY_SRUN_OR_MPIRUN) and "TORCHELASTIC_RUN_ID" not in environment
 
 
-@check("dataloader-oversubscribed", severity=WARN)
+@check("dataloader-oversubscribed", severity=WARN, owner=Owner.USER)
 def dataloader_oversubscribed(
     machine: Maybe[Machine], cgroup: Maybe[Cgroup], environment: Maybe[Environment], gpus: Maybe[Gpus], plan: Plan
 ) -> Iterator[Finding]:

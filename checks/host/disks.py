@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
-from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import GIB, MIB, human, listed
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.disks import Disk, Disks
@@ -21,13 +21,15 @@ FLOORS: dict[str, tuple[int, int]] = {
 }
 """Free bytes below which it fails, and warns. A checkpoint of a billion parameters with Adam takes 12 GB; a small one 5."""
 INODES_WANTED = 1000
+SYSTEM_MOUNTS = ("/", "/tmp", "/var", "/var/tmp")
+"""File systems that every user of the host writes to: they are its administrator's to keep free."""
 
 
 def _floors(disk: Disk) -> tuple[int, int]:
     return FLOORS.get(disk.purpose, (0, 0))
 
 
-@check("disk-full", severity=FAIL)
+@check("disk-full", severity=FAIL, owner=Owner.USER)
 def disk_full(disks: Disks) -> Iterator[Finding]:
     """A file system that training writes to is full.
 
@@ -78,6 +80,7 @@ def _short_of(what: str, disks: Sequence[Disk], figures: str, others: Disks) -> 
         (_seen(disk, figures) for disk in disks),
         fixes,
         severity=FAIL if fails else WARN,
+        owner=Owner.NODE if disks[0].mount in SYSTEM_MOUNTS else None,
     )
 
 
@@ -129,6 +132,7 @@ def _not_writable(disk: Disk, others: Disks) -> Finding:
         fix,
         cause="It is mounted read-only." if disk.read_only_mount else "It does not belong to this user.",
         severity=INFO if triton else WARN,
+        owner=Owner.NODE if disk.read_only_mount and disk.mount in SYSTEM_MOUNTS else None,
     )
 
 
@@ -136,7 +140,7 @@ def _seen(disk: Disk, figures: str) -> Evidence:
     return Evidence(f"{disk.purpose} {disk.path} ({disk.file_system or 'file system'}): {figures}", "statvfs")
 
 
-@check("folder-not-writable", severity=FAIL)
+@check("folder-not-writable", severity=FAIL, owner=Owner.USER)
 def folder_not_writable(disks: Disks) -> Iterator[Finding]:
     """A folder that training writes to may not be written to.
 
@@ -157,7 +161,7 @@ def folder_not_writable(disks: Disks) -> Iterator[Finding]:
             yield _not_writable(disk, disks)
 
 
-@check("disk-unanswered", severity=FAIL)
+@check("disk-unanswered", severity=FAIL, owner=Owner.NODE)
 def disk_unanswered(disks: Disks) -> Iterator[Finding]:
     """A file system does not answer.
 
@@ -186,7 +190,7 @@ def disk_unanswered(disks: Disks) -> Iterator[Finding]:
         )
 
 
-@check("working-folder-gone", severity=FAIL)
+@check("working-folder-gone", severity=FAIL, owner=Owner.USER)
 def working_folder_gone(disks: Disks) -> Iterator[Finding]:
     """The folder that this was started in was deleted.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import GIB, MIB, human, listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known, known_or
 from ddpdoctor.checks.shared_fixes import raised_for_new_logins, runtime_of
@@ -20,7 +20,7 @@ from ddpdoctor.knowledge.nvidia import NO_GPU
 RAISE = "Raise it in the shell or script that starts training"
 
 
-@check("memlock-limit", severity=FAIL)
+@check("memlock-limit", severity=FAIL, owner=Owner.NODE)
 def memlock_limit(
     limits: Limits, container: Maybe[Container], environment: Maybe[Environment], network: Maybe[Network], gpus: Gpus
 ) -> Iterator[Finding]:
@@ -88,7 +88,7 @@ def _nofile_floor(world: int) -> int:
     return max(512, 256 + 4 * world)
 
 
-@check("nofile-limit", severity=WARN)
+@check("nofile-limit", severity=WARN, owner=Owner.USER)
 def nofile_limit(
     limits: Limits, container: Maybe[Container], environment: Maybe[Environment], plan: Plan
 ) -> Iterator[Finding]:
@@ -137,7 +137,7 @@ THREADS_WANTED = 200
 """Processes and threads per rank: CUDA, NCCL, autograd and OpenMP about a hundred, four DataLoader workers the rest."""
 
 
-@check("pids-limit", severity=WARN)
+@check("pids-limit", severity=WARN, owner=Owner.USER)
 def pids_limit(cgroup: Maybe[Cgroup], limits: Limits, machine: Maybe[Machine], plan: Plan) -> Iterator[Finding]:
     """Too few processes and threads are allowed for these ranks.
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from signal import Signals
 from typing import Final
 
-from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.text import GIB, MIB, ago, human, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known, known_or
@@ -44,7 +44,7 @@ def _need(gpus: Maybe[Gpus], plan: Plan) -> tuple[int, int]:
     return plan.nproc * CUDA_FLOOR, plan.nproc * CUDA_WANTED
 
 
-@check("cgroup-memory-limit", severity=FAIL, stands_for=(LogTopic.KILLED_FOR_MEMORY,))
+@check("cgroup-memory-limit", severity=FAIL, owner=Owner.USER, stands_for=(LogTopic.KILLED_FOR_MEMORY,))
 def cgroup_memory_limit(
     cgroup: Cgroup, container: Maybe[Container], environment: Maybe[Environment], gpus: Maybe[Gpus], plan: Plan
 ) -> Iterator[Finding]:
@@ -94,7 +94,7 @@ def _raise_limit(container: Maybe[Container], environment: Maybe[Environment], w
     return Fix("Run in a scope of your own with a higher limit", (scope,))
 
 
-@check("memory-low", severity=FAIL)
+@check("memory-low", severity=FAIL, owner=Owner.UNKNOWN)
 def memory_low(machine: Machine, gpus: Maybe[Gpus], plan: Plan) -> Iterator[Finding]:
     """The host has too little free memory for these ranks.
 
@@ -130,7 +130,7 @@ TRAINING = r"(?:\S*python|pt_|torchrun|ray::|deepspeed|accelerate|srun|slurmstep
 """How the names of processes begin that train, or start those that do."""
 
 
-@check("host-oom-killed", severity=WARN, stands_for=(Signals.SIGKILL, LogTopic.KILLED_FOR_MEMORY))
+@check("host-oom-killed", severity=WARN, owner=Owner.USER, stands_for=(Signals.SIGKILL, LogTopic.KILLED_FOR_MEMORY))
 def host_oom_killed(kernel_log: Maybe[KernelLog], cgroup: Maybe[Cgroup]) -> Iterator[Finding]:
     """The kernel killed processes because memory ran out.
 
@@ -214,7 +214,9 @@ def _explains_end(raised: LoggedException, seen: SignMatch) -> bool:
     return 0 < seen.line.number - raised.line.number <= MAX_LINES_TO_PARENT
 
 
-@log_check("dataloader-worker-killed", severity=FAIL, of_rank=True, log=LogTraits(refuted=_is_end_told))
+@log_check(
+    "dataloader-worker-killed", severity=FAIL, owner=Owner.USER, of_rank=True, log=LogTraits(refuted=_is_end_told)
+)
 def dataloader_worker_killed(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """A DataLoader's worker process died.
 

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 from signal import Signals
 
-from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix, Owner
 from ddpdoctor.base.text import GIB, MIB, human, listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known, known_or
 from ddpdoctor.checks.shared_fixes import runtime_of
@@ -29,7 +29,7 @@ SHM_LOADER = 256 * MIB
 """NCCL, and four DataLoader workers that each have two batches of 32 float images of 224 x 224 (19 MiB) on the way."""
 
 
-@check("shm-too-small", severity=FAIL, stands_for=(Signals.SIGBUS,))
+@check("shm-too-small", severity=FAIL, owner=Owner.USER, stands_for=(Signals.SIGBUS,))
 def shm_too_small(
     shared_memory: SharedMemory, container: Maybe[Container], gpus: Maybe[Gpus], machine: Maybe[Machine], plan: Plan
 ) -> Iterator[Finding]:
@@ -54,6 +54,7 @@ def shm_too_small(
             told(shared_memory, "exists", "there is no /dev/shm"),
             _more_shared_memory(container, machine, plan),
             cause=_too_little_memory(machine, plan),
+            owner=_owner(container),
         )
         return
     if shared_memory.writable is False:
@@ -90,6 +91,7 @@ def shm_too_small(
         fixes,
         cause=cause,
         severity=severity,
+        owner=_owner(container),
     )
 
 
@@ -103,7 +105,15 @@ def _not_writable(shared_memory: SharedMemory, container: Maybe[Container]) -> F
         told(shared_memory, "read_only" if shared_memory.read_only else "writable", reason),
         fix,
         cause=f"{reason}." if shared_memory.read_only else "",
+        owner=_owner(container),
     )
+
+
+def _owner(container: Maybe[Container]) -> Owner:
+    """Who starts a container says how large its shared memory is."""
+    if isinstance(container, Unknown):
+        return Owner.UNKNOWN
+    return Owner.NODE if runtime_of(container) is None else Owner.USER
 
 
 def _mounted_writable(container: Maybe[Container]) -> Fix:
@@ -176,7 +186,7 @@ def _larger(container: Maybe[Container], gibibytes: int, *, has_size: bool) -> t
     return (by_root(text, tuple(f"sudo {command}" for command in commands)),)
 
 
-@check("shm-stale-segments", severity=INFO, stands_for=(LeftoverKind.SEGMENT,))
+@check("shm-stale-segments", severity=INFO, owner=Owner.NODE, stands_for=(LeftoverKind.SEGMENT,))
 def shm_stale_segments(shared_memory: SharedMemory, processes: Maybe[Processes]) -> Iterator[Finding]:
     """Segments of jobs that died lie in shared memory.
 

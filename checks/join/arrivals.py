@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
+from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe
 from ddpdoctor.engine.registry import check, requires
@@ -48,7 +48,7 @@ STOPPED = "stopped by "
 """What a node says that somebody ends: "stopped by its user: Ctrl-C", "stopped by SIGTERM"."""
 
 
-@check("rdzv-missing-node", severity=FAIL, stands_for=(LogTopic.MISSING_NODE,))
+@check("rdzv-missing-node", severity=FAIL, owner=Owner.UNKNOWN, stands_for=(LogTopic.MISSING_NODE,))
 def rdzv_missing_node(fleet: Fleet, meeting: Meeting, network: Maybe[Network]) -> Iterator[Finding]:
     """A node of the job never arrives at the master, or goes away.
 
@@ -315,7 +315,7 @@ def _lost(fleet: Fleet, meeting: Meeting) -> Finding:
     )
 
 
-@check("duplicate-rank", severity=FAIL)
+@check("duplicate-rank", severity=FAIL, owner=Owner.USER)
 def duplicate_rank(fleet: Fleet, meeting: Meeting) -> Iterator[Finding]:
     """Two nodes have the same node rank, or one has a rank out of range.
 

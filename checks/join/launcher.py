@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from ddpdoctor.base.findings import WARN, Evidence, Finding, Fix
+from ddpdoctor.base.findings import WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.meeting import Conflict, Meeting
 from ddpdoctor.knowledge.launchers import MASTER_ADDRESS, MASTER_PORT
@@ -16,7 +16,7 @@ MAX_VALUE_CHARACTERS = 40
 SLURMS_OWN = "SLURM_PROCID"
 
 
-@check("launcher-conflict", severity=WARN)
+@check("launcher-conflict", severity=WARN, owner=Owner.USER)
 def launcher_conflict(meeting: Meeting) -> Iterator[Finding]:
     """Two settings say different things about the same job.
 

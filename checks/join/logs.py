@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from ddpdoctor.base.findings import FAIL, Finding, Fix
+from ddpdoctor.base.findings import FAIL, Finding, Fix, Owner
 from ddpdoctor.checks.log_check import log_check
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.knowledge.frameworks import ACCELERATE
@@ -13,7 +13,7 @@ from ddpdoctor.knowledge.launcher_options import launcher_of_log
 from ddpdoctor.logs.analyze.sightings import word
 
 
-@log_check("rdzv-connect-failed", severity=FAIL)
+@log_check("rdzv-connect-failed", severity=FAIL, owner=Owner.UNKNOWN)
 def rdzv_connect_failed(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """torchrun can't reach the store of its c10d rendezvous.
 
@@ -50,7 +50,7 @@ def rdzv_connect_failed(log: Log, seen: Sequence[SignMatch]) -> Finding:
     )
 
 
-@log_check("rdzv-own-name-unreachable", severity=FAIL)
+@log_check("rdzv-own-name-unreachable", severity=FAIL, owner=Owner.NODE)
 def rdzv_own_name_unreachable(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """torchrun can't reach itself under its own hostname.
 
@@ -92,7 +92,7 @@ def _as_address(name: str) -> str:
     return ".".join(str(number >> shift & 255) for shift in (24, 16, 8, 0))
 
 
-@log_check("rdzv-store-host-exited", severity=FAIL)
+@log_check("rdzv-store-host-exited", severity=FAIL, owner=Owner.UNKNOWN)
 def rdzv_store_host_exited(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """The process that hosts the job's store ended before the others were done.
 

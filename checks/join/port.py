@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.snapshot import Meeting, Network
 from ddpdoctor.knowledge.netcheck_command import netcheck_command
@@ -21,7 +21,7 @@ from ddpdoctor.network_check.analysis.way_to_master import (
 SILENT = "something that says nothing"
 
 
-@check("port-squatted", severity=FAIL)
+@check("port-squatted", severity=FAIL, owner=Owner.UNKNOWN)
 def port_squatted(meeting: Meeting, network: Network) -> Iterator[Finding]:
     """Something that isn't the job's holds the master's port.
 

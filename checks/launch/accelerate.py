@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 
-from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import dotted, listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.checks.settings.invalid import evidence_of, plain, quoted
@@ -78,7 +78,7 @@ def _launch(
     return Fix(text, (f"{LAUNCH} {options} train.py",))
 
 
-@check("accelerate-config-refused", severity=FAIL)
+@check("accelerate-config-refused", severity=FAIL, owner=Owner.USER)
 def accelerate_config_refused(accelerate: Accelerate, packages: Packages) -> Iterator[Finding]:
     """accelerate can't take its configuration file.
 
@@ -142,7 +142,7 @@ def _nearest(said: str) -> str:
     return near[0] if near else "MULTI_GPU"
 
 
-@check("accelerate-config-processes", severity=WARN)
+@check("accelerate-config-processes", severity=WARN, owner=Owner.USER)
 def accelerate_config_processes(
     accelerate: Accelerate, packages: Packages, gpus: Maybe[Gpus], environment: Maybe[Environment]
 ) -> Iterator[Finding]:
@@ -224,7 +224,7 @@ def _gpus_for(file: ConfigFile, gpus: Maybe[Gpus], environment: Maybe[Environmen
     return [str(shown.gpu.index) for shown in visible_gpus(gpus, environment)]
 
 
-@check("accelerate-config-gpus", severity=WARN)
+@check("accelerate-config-gpus", severity=WARN, owner=Owner.USER)
 def accelerate_config_gpus(accelerate: Accelerate, packages: Packages, gpus: Gpus) -> Iterator[Finding]:
     """accelerate's configuration file doesn't fit the GPUs of this host.
 
@@ -287,7 +287,7 @@ def _precision(file: ConfigFile, gpus: Gpus) -> Iterator[Finding]:
         known(capability)
 
 
-@check("accelerate-config-main-process", severity=WARN)
+@check("accelerate-config-main-process", severity=WARN, owner=Owner.USER)
 def accelerate_config_main_process(
     accelerate: Accelerate,
     packages: Packages,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix, Owner
 from ddpdoctor.base.unknown import Maybe, known
 from ddpdoctor.checks.launch.launchers import ENV_INIT, NO_LAUNCHER, names, shown, unset, with_torchrun
 from ddpdoctor.checks.settings.invalid import plain
@@ -21,7 +21,7 @@ FROM_MPIRUN = (
 )
 
 
-@check("mpirun-in-slurm", severity=WARN)
+@check("mpirun-in-slurm", severity=WARN, owner=Owner.USER)
 def mpirun_in_slurm(environment: Environment) -> Iterator[Finding]:
     """mpirun started this rank inside a Slurm allocation, and Slurm's own rank is stale.
 
@@ -49,7 +49,7 @@ def mpirun_in_slurm(environment: Environment) -> Iterator[Finding]:
     )
 
 
-@check("torchelastic-leftover", severity=FAIL)
+@check("torchelastic-leftover", severity=FAIL, owner=Owner.USER)
 def torchelastic_leftover(environment: Environment) -> Iterator[Finding]:
     """TORCHELASTIC_USE_AGENT_STORE is left over from a torchrun job.
 
@@ -75,7 +75,7 @@ def torchelastic_leftover(environment: Environment) -> Iterator[Finding]:
     )
 
 
-@check("rank-leftover", severity=INFO)
+@check("rank-leftover", severity=INFO, owner=Owner.USER)
 def rank_leftover(environment: Environment, container: Maybe[Container]) -> Iterator[Finding]:
     """RANK and WORLD_SIZE, or LOCAL_RANK or NODE_RANK alone, are set here although no launcher started this shell.
 
@@ -141,7 +141,7 @@ def _node_rank_alone(environment: Environment, container: Maybe[Container]) -> I
     )
 
 
-@check("stale-file-init", severity=WARN)
+@check("stale-file-init", severity=WARN, owner=Owner.USER)
 def stale_file_init(environment: Environment, plan: Plan) -> Iterator[Finding]:
     """The rendezvous file of an earlier run is still there.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
-from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.engine.log_traits import Particulars
@@ -63,7 +63,7 @@ def _devices_and_tasks(seen: Sequence[SignMatch], log: Log) -> Particulars:
     )
 
 
-@check("launcher-env-missing", severity=FAIL)
+@check("launcher-env-missing", severity=FAIL, owner=Owner.USER)
 def launcher_env_missing(environment: Environment, plan: Plan) -> Iterator[Finding]:
     """Settings that init_process_group needs are missing.
 
@@ -109,7 +109,7 @@ def names(environment: Environment) -> set[str]:
     return {setting.name for setting in environment.settings}
 
 
-@check("launcher-env-inconsistent", severity=FAIL)
+@check("launcher-env-inconsistent", severity=FAIL, owner=Owner.USER)
 def launcher_env_inconsistent(
     environment: Environment, gpus: Maybe[Gpus], network: Maybe[Network], container: Maybe[Container], plan: Plan
 ) -> Iterator[Finding]:
@@ -250,7 +250,7 @@ def local_rank_beyond_gpus(environment: Environment, gpus: Maybe[Gpus]) -> Itera
     )
 
 
-@check("slurm-launch-mismatch", severity=WARN, log=LogTraits(particulars=_devices_and_tasks))
+@check("slurm-launch-mismatch", severity=WARN, owner=Owner.USER, log=LogTraits(particulars=_devices_and_tasks))
 def slurm_launch_mismatch(environment: Environment, gpus: Maybe[Gpus], pci: Maybe[Pci]) -> Iterator[Finding]:
     """Slurm's tasks, the GPUs and the way the program is started don't fit together.
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddpdoctor.base.findings import FAIL, Finding, Fix
+from ddpdoctor.base.findings import FAIL, Finding, Fix, Owner
 from ddpdoctor.checks.log_check import log_check
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.logs.analyze.sightings import word
 
 
-@log_check("local-rank-arg-mismatch", severity=FAIL)
+@log_check("local-rank-arg-mismatch", severity=FAIL, owner=Owner.USER)
 def local_rank_arg_mismatch(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """The script doesn't know the argument by which its launcher tells the local rank.
 
@@ -36,7 +36,7 @@ def local_rank_arg_mismatch(log: Log, seen: Sequence[SignMatch]) -> Finding:
     )
 
 
-@log_check("libuv-missing", severity=FAIL)
+@log_check("libuv-missing", severity=FAIL, owner=Owner.USER)
 def libuv_missing(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """torch was built without libuv, which its store is told to use.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
-from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import bandwidth, listed, milliseconds
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.fleet import Fleet, Link
@@ -33,7 +33,7 @@ GRADIENT_MBIT = 800.0
 MAX_SHOWN_LINKS = 6
 
 
-@check("slow-link", severity=WARN)
+@check("slow-link", severity=WARN, owner=Owner.FABRIC)
 def slow_link(fleet: Fleet, meeting: Meeting) -> Iterator[Finding]:
     """A link between two nodes is slow, late, or loses packets.
 
@@ -75,7 +75,7 @@ def slow_link(fleet: Fleet, meeting: Meeting) -> Iterator[Finding]:
         yield words.slow(f"The link between {words.host(worst.link.a)} and {words.host(worst.link.b)}", own, worst.pair)
 
 
-@check("straggler-node", severity=WARN)
+@check("straggler-node", severity=WARN, owner=Owner.NODE)
 def straggler_node(fleet: Fleet, meeting: Meeting) -> Iterator[Finding]:
     """One node's links are all slower than those of the others.
 

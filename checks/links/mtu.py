@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import listed
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.fleet import Cell, Fleet, Node
@@ -42,7 +42,7 @@ class Stall(msgspec.Struct, frozen=True):
     tried: tuple[Pair, ...]
 
 
-@check("mtu-mismatch", severity=FAIL)
+@check("mtu-mismatch", severity=FAIL, owner=Owner.FABRIC)
 def mtu_mismatch(fleet: Fleet, meeting: Meeting) -> Iterator[Finding]:
     """Packets of full size don't pass between nodes, or the nodes' MTUs differ.
 

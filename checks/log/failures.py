@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from signal import Signals
 from typing import Final
 
-from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
+from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.log_signs import SignRole
 from ddpdoctor.base.text import LONGEST_QUOTE, clip, ranks_named, signal_name
@@ -48,7 +48,7 @@ WITHOUT_GUARD: Final = f"starts processes without the guard {GUARD[0].rstrip(':'
 _SOURCE: Final = compile_lazily(r'\s*File "(?P<path>[^"]+)", line (?P<line>\d+)$')
 
 
-@check("user-code-error", severity=FAIL, stands_for=(LogTopic.MISTAKE,))
+@check("user-code-error", severity=FAIL, owner=Owner.USER, stands_for=(LogTopic.MISTAKE,))
 def user_code_error(log: Log, catalogue: Catalogue) -> Iterator[Finding]:
     """The training script raised an ordinary Python exception.
 
@@ -278,6 +278,7 @@ def _is_right_before(line: LogLine, abort: LogLine) -> bool:
 @check(
     "process-crashed",
     severity=FAIL,
+    owner=Owner.UNKNOWN,
     stands_for=(Signals.SIGILL, Signals.SIGBUS, Signals.SIGFPE, Signals.SIGSEGV),
     log=LogTraits(revises=_without_aborts_that_follow),
 )

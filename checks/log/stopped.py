@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
+from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import signal_name
 from ddpdoctor.engine.registry import Catalogue, SignRole, check, requires
 from ddpdoctor.facts.log import Log
@@ -43,7 +43,7 @@ MAX_RANKS: Final = 8
 PASSED_ON: Final = {"HUP": "1", "INT": "2", "QUIT": "3"}
 
 
-@check("stopped-from-outside", severity=FAIL, stands_for=(LogTopic.STOPPED,))
+@check("stopped-from-outside", severity=FAIL, owner=Owner.UNKNOWN, stands_for=(LogTopic.STOPPED,))
 def stopped_from_outside(log: Log, catalogue: Catalogue) -> Iterator[Finding]:
     """The run was ended from outside, and not by an error of its own.
 

@@ -7,7 +7,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator
 
-from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.engine.registry import check, required, requires
@@ -51,7 +51,7 @@ from ddpdoctor.knowledge.network_fixes import (
 from ddpdoctor.knowledge.privileges import by_root
 
 
-@check("hostname-resolves-loopback", severity=FAIL)
+@check("hostname-resolves-loopback", severity=FAIL, owner=Owner.NODE)
 def hostname_resolves_loopback(network: Network, environment: Environment, nccl: Nccl) -> Iterator[Finding]:
     """The hostname resolves to the loopback address.
 
@@ -87,7 +87,7 @@ def hostname_resolves_loopback(network: Network, environment: Environment, nccl:
     )
 
 
-@check("hostname-unresolvable", severity=FAIL)
+@check("hostname-unresolvable", severity=FAIL, owner=Owner.NODE)
 def hostname_unresolvable(network: Network, environment: Environment) -> Iterator[Finding]:
     """The hostname doesn't resolve.
 
@@ -120,7 +120,7 @@ def hostname_unresolvable(network: Network, environment: Environment) -> Iterato
 C10D = "torchrun --rdzv-backend=c10d --rdzv-endpoint"
 
 
-@check("rdzv-hostname-not-self", severity=FAIL)
+@check("rdzv-hostname-not-self", severity=FAIL, owner=Owner.USER)
 def rdzv_hostname_not_self(network: Network, environment: Environment) -> Iterator[Finding]:
     """torchrun doesn't recognise the rendezvous endpoint as this host.
 
@@ -181,7 +181,7 @@ def _is_loopback_text(name: str) -> bool:
         return False
 
 
-@check("ipv6-mismatch", severity=FAIL)
+@check("ipv6-mismatch", severity=FAIL, owner=Owner.USER)
 def ipv6_mismatch(
     network: Network, environment: Environment, nccl: Nccl, fleet: Fleet, meeting: Maybe[Meeting]
 ) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ import difflib
 import shlex
 from collections.abc import Iterator, Sequence
 
-from ddpdoctor.base.findings import FAIL, INFO, Evidence, Finding, Fix
+from ddpdoctor.base.findings import FAIL, INFO, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import listed
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.checks.shared_fixes import runtime_of
@@ -80,7 +80,7 @@ def _name_it(network: Network, variable: str, wrong: str) -> tuple[Fix, ...]:
     return Fix(f"Name an interface of this host: {listed(there)}", (command,), appliable=True), by_itself
 
 
-@check("nccl-ifname-not-found", severity=FAIL)
+@check("nccl-ifname-not-found", severity=FAIL, owner=Owner.USER)
 def nccl_ifname_not_found(
     nccl: Nccl, network: Network, environment: Environment, torch: Maybe[Torch]
 ) -> Iterator[Finding]:
@@ -122,7 +122,7 @@ def nccl_ifname_not_found(
     )
 
 
-@check("gloo-ifname-not-found", severity=FAIL, log=LogTraits(setting="GLOO_SOCKET_IFNAME"))
+@check("gloo-ifname-not-found", severity=FAIL, owner=Owner.USER, log=LogTraits(setting="GLOO_SOCKET_IFNAME"))
 def gloo_ifname_not_found(network: Network, environment: Environment) -> Iterator[Finding]:
     """GLOO_SOCKET_IFNAME names an interface that isn't here.
 
@@ -141,7 +141,7 @@ def gloo_ifname_not_found(network: Network, environment: Environment) -> Iterato
     yield from _missing_names(network, environment, "GLOO_SOCKET_IFNAME", list(names_in(value)))
 
 
-@check("tp-ifname-not-found", severity=FAIL)
+@check("tp-ifname-not-found", severity=FAIL, owner=Owner.USER)
 def tp_ifname_not_found(network: Network, environment: Environment) -> Iterator[Finding]:
     """TP_SOCKET_IFNAME names an interface that isn't here.
 
@@ -179,7 +179,7 @@ def _missing_names(
     )
 
 
-@check("loopback-ifname", severity=FAIL)
+@check("loopback-ifname", severity=FAIL, owner=Owner.USER)
 def loopback_ifname(network: Network, environment: Environment, nccl: Maybe[Nccl]) -> Iterator[Finding]:
     """A setting ties the job to the loopback interface, and the job has several nodes.
 
@@ -218,7 +218,7 @@ def loopback_ifname(network: Network, environment: Environment, nccl: Maybe[Nccl
         known(nccl)
 
 
-@check("nccl-no-interface", severity=FAIL)
+@check("nccl-no-interface", severity=FAIL, owner=Owner.NODE)
 def nccl_no_interface(
     nccl: Nccl, network: Network, environment: Environment, torch: Maybe[Torch], container: Maybe[Container]
 ) -> Iterator[Finding]:
@@ -278,7 +278,7 @@ def _comm_id_elsewhere(network: Network, environment: Environment) -> Finding:
     )
 
 
-@check("nccl-prediction-disagrees", severity=INFO)
+@check("nccl-prediction-disagrees", severity=INFO, owner=Owner.UNKNOWN)
 def nccl_prediction_disagrees(nccl: Nccl) -> Iterator[Finding]:
     """NCCL takes another interface than its documented rules say.
 

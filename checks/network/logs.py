@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix
+from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix, Owner
 from ddpdoctor.checks.log_check import log_check
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.logs.analyze.sightings import word
@@ -12,7 +12,7 @@ from ddpdoctor.logs.analyze.sightings import word
 CLOSED = "NET/IB : Unable to open device"
 
 
-@log_check("container-network-isolated", severity=FAIL)
+@log_check("container-network-isolated", severity=FAIL, owner=Owner.USER)
 def container_network_isolated(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """The ranks run in containers on docker's own network, which other hosts can't dial.
 
@@ -51,7 +51,7 @@ NOT_TO_BE_HAD = (NO_PLUGIN, NO_IB, NO_OFI)
 """NCCL's words where NCCL_NET asks for a network, so that it may not take another one."""
 
 
-@log_check("ib-device-missing-in-container", severity=WARN)
+@log_check("ib-device-missing-in-container", severity=WARN, owner=Owner.USER)
 def ib_device_missing_in_container(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """NCCL can't use the InfiniBand or RoCE device from inside the container.
 
@@ -93,7 +93,7 @@ def ib_device_missing_in_container(log: Log, seen: Sequence[SignMatch]) -> Findi
 REFUSED = "Got completion from peer"
 
 
-@log_check("gdr-disabled", severity=WARN)
+@log_check("gdr-disabled", severity=WARN, owner=Owner.NODE)
 def gdr_disabled(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """The network card can't write into the GPU's memory: GPU Direct RDMA is off.
 
@@ -131,7 +131,7 @@ def gdr_disabled(log: Log, seen: Sequence[SignMatch]) -> Finding:
     )
 
 
-@log_check("efa-plugin-misconfigured", severity=WARN)
+@log_check("efa-plugin-misconfigured", severity=WARN, owner=Owner.USER)
 def efa_plugin_misconfigured(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """NCCL's plugin for AWS finds no EFA device.
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
+from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, known
 from ddpdoctor.engine.log_traits import Particulars
@@ -70,7 +70,7 @@ def _was_met(one: SignMatch, log: Log) -> bool:
     )
 
 
-@check("master-addr-unresolvable", severity=FAIL, log=LogTraits(refuted=_was_met))
+@check("master-addr-unresolvable", severity=FAIL, owner=Owner.UNKNOWN, log=LogTraits(refuted=_was_met))
 def master_addr_unresolvable(network: Network, environment: Environment, meeting: Maybe[Meeting]) -> Iterator[Finding]:
     """The master's name doesn't resolve on this host.
 
@@ -100,7 +100,7 @@ def master_addr_unresolvable(network: Network, environment: Environment, meeting
             )
 
 
-@check("master-addr-unreachable", severity=FAIL, log=LogTraits(particulars=_nobody_listens))
+@check("master-addr-unreachable", severity=FAIL, owner=Owner.UNKNOWN, log=LogTraits(particulars=_nobody_listens))
 def master_addr_unreachable(
     network: Network, environment: Environment, meeting: Maybe[Meeting], fleet: Fleet, firewall: Maybe[Firewall]
 ) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Owner, Severity
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.engine.log_traits import Particulars
@@ -57,7 +57,7 @@ def _port_of_log(seen: Sequence[SignMatch], log: Log) -> Particulars:
     return Particulars(fixes=(Fix(text, (command,)),))
 
 
-@check("port-in-use", severity=FAIL, log=LogTraits(particulars=_port_of_log))
+@check("port-in-use", severity=FAIL, owner=Owner.UNKNOWN, log=LogTraits(particulars=_port_of_log))
 def port_in_use(
     network: Network,
     environment: Environment,
@@ -225,7 +225,7 @@ def _other_port(
     )
 
 
-@check("port-range-too-small", severity=WARN)
+@check("port-range-too-small", severity=WARN, owner=Owner.NODE)
 def port_range_too_small(network: Network, plan: Plan) -> Iterator[Finding]:
     """The range of ephemeral ports is small for this many ranks.
 
@@ -270,7 +270,7 @@ def _wider(low: int, high: int, needed: int, network: Network) -> Fix:
     return by_root("Widen the range", tuple(commands))
 
 
-@check("local-firewall", severity=FAIL)
+@check("local-firewall", severity=FAIL, owner=Owner.NODE)
 def local_firewall(
     network: Network, firewall: Firewall, environment: Maybe[Environment], fleet: Fleet
 ) -> Iterator[Finding]:

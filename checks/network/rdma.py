@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 
-from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Owner, Severity
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, known
 from ddpdoctor.engine.registry import check, required, requires
@@ -60,7 +60,7 @@ def _in_use(rdma: Rdma, environment: Environment) -> tuple[RdmaPort, ...]:
     return ports
 
 
-@check("ib-link-error", severity=WARN)
+@check("ib-link-error", severity=WARN, owner=Owner.NODE)
 def ib_link_error(rdma: Rdma, environment: Environment, network: Network) -> Iterator[Finding]:
     """An InfiniBand or RoCE port is down, or counts errors.
 
@@ -180,7 +180,7 @@ def _errors(port: RdmaPort) -> list[tuple[str, int]]:
     return [(name, count) for name, count in port.counters if name in THRESHOLDS and count >= THRESHOLDS[name]]
 
 
-@check("roce-gid-index", severity=FAIL)
+@check("roce-gid-index", severity=FAIL, owner=Owner.USER)
 def roce_gid_index(rdma: Rdma, environment: Environment, nccl: Maybe[Nccl]) -> Iterator[Finding]:
     """NCCL takes an address of a RoCE port that doesn't lead to the other nodes.
 

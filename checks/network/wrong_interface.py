@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix, Severity
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix, Owner, Severity
 from ddpdoctor.base.text import listed
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.checks.network.interfaces import INTERNAL, has_nccl, named, needs_nccl
@@ -22,7 +22,7 @@ from ddpdoctor.network_check.analysis.tried_addresses import Tried, Unreached, t
 NO_WAY = "no route leads out of this host"
 
 
-@check("nccl-wrong-interface", severity=FAIL)
+@check("nccl-wrong-interface", severity=FAIL, owner=Owner.USER)
 def nccl_wrong_interface(
     nccl: Nccl, network: Network, environment: Environment, torch: Maybe[Torch], fleet: Fleet, meeting: Meeting
 ) -> Iterator[Finding]:
@@ -143,7 +143,7 @@ def _internal(interface: Interface, address: str | None) -> bool:
     return interface.name.startswith(INTERNAL) or bool(address and as_address(address).is_link_local)
 
 
-@check("gloo-wrong-interface", severity=FAIL)
+@check("gloo-wrong-interface", severity=FAIL, owner=Owner.USER)
 def gloo_wrong_interface(
     network: Network, environment: Environment, nccl: Nccl, fleet: Fleet, meeting: Meeting
 ) -> Iterator[Finding]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ddpdoctor.base.findings import WARN, Evidence, Finding, Fix
+from ddpdoctor.base.findings import WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import listed, ranks_named, spans
 from ddpdoctor.base.unknown import Maybe
 from ddpdoctor.engine.registry import LogTraits, check, leave_untested, requires
@@ -29,6 +29,7 @@ from ddpdoctor.processes.jobs import TrainingJob
 @check(
     "missing-set-device",
     severity=WARN,
+    owner=Owner.USER,
     log=LogTraits(particulars=memory_of_ranks),
     stands_for=(Oddity.SHARED_GPU, Oddity.OTHER_GPU, Oddity.ON_CPU),
 )
@@ -70,7 +71,7 @@ def _all_on_one(job: TrainingJob, shared: SharedGpu, held: Sequence[HeldGpu], gp
     )
 
 
-@check("backend-gloo-on-gpu", severity=WARN, stands_for=(Oddity.ON_CPU,))
+@check("backend-gloo-on-gpu", severity=WARN, owner=Owner.USER, stands_for=(Oddity.ON_CPU,))
 def backend_gloo_on_gpu(gpus: Gpus, processes: Processes, torch: Maybe[Torch]) -> Iterator[Finding]:
     """The ranks of a running job compute on GPUs, and talk over gloo alone.
 

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Owner, Severity
 from ddpdoctor.base.text import capital, human, listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.engine.log_traits import Particulars
@@ -67,6 +67,7 @@ def _of_attempt_before(seen: Sequence[SignMatch], log: Log) -> Particulars:
 @check(
     "zombie-gpu-process",
     severity=FAIL,
+    owner=Owner.NODE,
     log=LogTraits(particulars=_of_attempt_before),
     stands_for=(Oddity.ORPHANED, Oddity.BY_HAND, LeftoverKind.HOLDER),
 )
@@ -133,7 +134,11 @@ def _all_seen(held: Iterable[HeldGpu], processes: Processes) -> None:
 
 
 @check(
-    "gpu-memory-held-by-others", severity=WARN, log=LogTraits(particulars=memory_of_ranks), judges=(Subject.NEXT_JOB,)
+    "gpu-memory-held-by-others",
+    severity=WARN,
+    owner=Owner.UNKNOWN,
+    log=LogTraits(particulars=memory_of_ranks),
+    judges=(Subject.NEXT_JOB,),
 )
 def gpu_memory_held_by_others(
     gpus: Gpus, processes: Processes, environment: Maybe[Environment], plan: Plan
@@ -219,7 +224,7 @@ def _used(gpu: Gpu) -> float:
     return _share(gpu.memory_used, gpu) if isinstance(gpu.memory_used, int) else 1.0
 
 
-@check("gpu-memory-unowned", severity=WARN, stands_for=(LeftoverKind.MEMORY,))
+@check("gpu-memory-unowned", severity=WARN, owner=Owner.NODE, stands_for=(LeftoverKind.MEMORY,))
 def gpu_memory_unowned(
     gpus: Gpus, processes: Processes, environment: Maybe[Environment], container: Maybe[Container], machine: Machine
 ) -> Iterator[Finding]:
@@ -302,7 +307,7 @@ def _account(gpu: Gpu, lost: int) -> str:
     )
 
 
-@check("mixed-jobs-on-gpu", severity=WARN)
+@check("mixed-jobs-on-gpu", severity=WARN, owner=Owner.UNKNOWN)
 def mixed_jobs_on_gpu(gpus: Gpus, processes: Processes) -> Iterator[Finding]:
     """Ranks of two jobs use the same GPU.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
-from ddpdoctor.base.findings import INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.findings import INFO, WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import listed, plural, ranks_named
 from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.engine.registry import check, requires
@@ -21,7 +21,7 @@ from ddpdoctor.report.reported_leftovers import Certainty, LeftoverKind
 NO_GPUS = Unknown("they don't matter here")
 
 
-@check("rank-not-running", severity=WARN, stands_for=(*NOT_RUNNING, LeftoverKind.ENDED))
+@check("rank-not-running", severity=WARN, owner=Owner.USER, stands_for=(*NOT_RUNNING, LeftoverKind.ENDED))
 def rank_not_running(processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Finding]:
     """A rank of a running job is missing, doubled, dead or stopped.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
-from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.grouping import grouped
 from ddpdoctor.base.text import capital, clip_middle, human, listed, plural, ranks_named
 from ddpdoctor.base.unknown import Maybe, Unknown
@@ -25,6 +25,7 @@ from ddpdoctor.report.reported_leftovers import LeftoverKind
 @check(
     "orphaned-rank",
     severity=WARN,
+    owner=Owner.USER,
     stands_for=(Oddity.ORPHANED, Oddity.BY_HAND, LeftoverKind.RANK, LeftoverKind.WORKER, LeftoverKind.HELPER),
 )
 def orphaned_rank(processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Finding]:
@@ -110,7 +111,7 @@ def _by_hand(job: TrainingJob, ranks: Sequence[Process]) -> Finding:
     )
 
 
-@check("job-settings-differ", severity=WARN)
+@check("job-settings-differ", severity=WARN, owner=Owner.USER)
 def job_settings_differ(processes: Processes) -> Iterator[Finding]:
     """A setting differs between the ranks of one running job, where all must have the same.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix, Owner
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.text import clip_middle, listed
 from ddpdoctor.base.unknown import Maybe, Unknown, known
@@ -21,7 +21,7 @@ NAME_CHARACTERS = 56
 ANOTHER = Fix("Name the Python that training runs in", ('ddpdoctor check --python "$(command -v python3)"',))
 
 
-@check("python-unusable", severity=FAIL)
+@check("python-unusable", severity=FAIL, owner=Owner.USER)
 def python_unusable(target_python: TargetPython) -> Iterator[Finding]:
     """The Python that training should run in can't be used.
 
@@ -83,7 +83,7 @@ def _repairs(target_python: TargetPython) -> Iterator[Fix]:
         yield Fix("Try it without PYTHONHOME and PYTHONPATH", (f"env -u PYTHONHOME -u PYTHONPATH {python} -c pass",))
 
 
-@check("torch-shadowed", severity=FAIL)
+@check("torch-shadowed", severity=FAIL, owner=Owner.USER)
 def torch_shadowed(torch: Torch, target_python: TargetPython, packages: Maybe[Packages]) -> Iterator[Finding]:
     """Something else with the name torch is found before the installed one.
 
@@ -120,7 +120,7 @@ def _described(hidden: str, packages: Maybe[Packages]) -> str:
     return f"the installed {version or 'one'}"
 
 
-@check("user-site-shadows", severity=WARN)
+@check("user-site-shadows", severity=WARN, owner=Owner.USER)
 def user_site_shadows(target_python: TargetPython, packages: Packages) -> Iterator[Finding]:
     """Packages in your home hide those of the environment.
 
@@ -166,7 +166,7 @@ _FIT_TOGETHER = compile_lazily(
 )
 
 
-@check("pip-missing", severity=INFO)
+@check("pip-missing", severity=INFO, owner=Owner.USER)
 def pip_missing(target_python: TargetPython) -> Iterator[Finding]:
     """The environment has no pip.
 

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import listed
 from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.engine.registry import check, requires
@@ -36,7 +36,7 @@ MAX_RANGES = 3
 LUCK = "gloo dials one way only, so a job may pass by luck: NCCL's root connects back to every rank."
 
 
-@check("firewall-blocked-ports", severity=FAIL)
+@check("firewall-blocked-ports", severity=FAIL, owner=Owner.NODE)
 def firewall_blocked_ports(
     fleet: Fleet, meeting: Meeting, network: Maybe[Network], firewall: Maybe[Firewall]
 ) -> Iterator[Finding]:
@@ -65,7 +65,7 @@ def firewall_blocked_ports(
     yield from view.not_tried()
 
 
-@check("one-way-firewall", severity=FAIL)
+@check("one-way-firewall", severity=FAIL, owner=Owner.FABRIC)
 def one_way_firewall(
     fleet: Fleet, meeting: Meeting, network: Maybe[Network], firewall: Maybe[Firewall]
 ) -> Iterator[Finding]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
+from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe
 from ddpdoctor.checks.reach.firewalls import NOT_DIALLED
@@ -19,7 +19,7 @@ from ddpdoctor.network_check.analysis.tried_addresses import DIALLED
 OUT_OF_FILES = "Too many open files"
 
 
-@check("node-behind-nat", severity=FAIL)
+@check("node-behind-nat", severity=FAIL, owner=Owner.NODE)
 def node_behind_nat(fleet: Fleet, meeting: Meeting, container: Maybe[Container]) -> Iterator[Finding]:
     """The other nodes see this one at an address that isn't its own, and can't dial its own one.
 
@@ -68,7 +68,7 @@ def _own_network(name: str, container: Maybe[Container]) -> tuple[Fix, ...]:
     return (docker, kubernetes, machine)
 
 
-@check("peers-not-dialled", severity=FAIL)
+@check("peers-not-dialled", severity=FAIL, owner=Owner.NODE)
 def peers_not_dialled(fleet: Fleet, meeting: Meeting, container: Maybe[Container]) -> Iterator[Finding]:
     """This node could not listen for the others, or not dial them.
 

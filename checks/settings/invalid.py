@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator
 
-from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import clip_middle, dotted
 from ddpdoctor.base.unknown import Maybe, known
 from ddpdoctor.checks.settings.debugging_settings import dangerous_here, harms
@@ -73,7 +73,7 @@ def set_instead(name: str, value: str, old: Setting) -> Fix:
     return Fix(f"Write this line into {old.origin}, in place of the old one", (line,))
 
 
-@check("setting-misspelt", severity=WARN)
+@check("setting-misspelt", severity=WARN, owner=Owner.USER)
 def setting_misspelt(environment: Environment, gpus: Maybe[Gpus], pci: Maybe[Pci]) -> Iterator[Finding]:
     """A setting has a name that nothing reads.
 
@@ -156,7 +156,7 @@ def knows(setting: KnownSetting, version: tuple[int, ...]) -> bool:
     return not version or version >= numbers(setting.since)
 
 
-@check("setting-deprecated", severity=INFO)
+@check("setting-deprecated", severity=INFO, owner=Owner.USER)
 def setting_deprecated(environment: Environment, torch: Maybe[Torch], nccl: Maybe[Nccl]) -> Iterator[Finding]:
     """A setting has a newer name.
 
@@ -182,7 +182,7 @@ def setting_deprecated(environment: Environment, torch: Maybe[Torch], nccl: Mayb
             )
 
 
-@check("setting-removed", severity=WARN)
+@check("setting-removed", severity=WARN, owner=Owner.USER)
 def setting_removed(environment: Environment, torch: Maybe[Torch]) -> Iterator[Finding]:
     """A setting is no longer read by any current version.
 
@@ -212,7 +212,7 @@ def outdated(environment: Environment, torch: Maybe[Torch]) -> Iterator[tuple[Se
             yield setting, entry
 
 
-@check("setting-too-new", severity=INFO)
+@check("setting-too-new", severity=INFO, owner=Owner.USER)
 def setting_too_new(environment: Environment, torch: Torch, nccl: Maybe[Nccl]) -> Iterator[Finding]:
     """A setting is newer than the installed torch or NCCL.
 
@@ -250,7 +250,7 @@ def set_by_torchrun(setting: Setting, environment: Environment) -> bool:
     return setting.name == "TORCH_NCCL_ASYNC_ERROR_HANDLING" and "TORCHELASTIC_RUN_ID" in environment
 
 
-@check("setting-invalid", severity=WARN)
+@check("setting-invalid", severity=WARN, owner=Owner.USER)
 def setting_invalid(environment: Environment) -> Iterator[Finding]:
     """A setting has a value that its reader doesn't understand.
 
@@ -295,7 +295,7 @@ def likely_value(setting: Setting, entry: KnownSetting) -> Iterator[Fix]:
         yield set_instead(setting.name, meant, setting)
 
 
-@check("setting-undecodable", severity=WARN)
+@check("setting-undecodable", severity=WARN, owner=Owner.USER)
 def setting_undecodable(environment: Environment) -> Iterator[Finding]:
     """A setting holds bytes that aren't UTF-8.
 
@@ -320,7 +320,7 @@ def setting_undecodable(environment: Environment) -> Iterator[Finding]:
         )
 
 
-@check("nccl-conf-unreadable", severity=WARN)
+@check("nccl-conf-unreadable", severity=WARN, owner=Owner.USER)
 def nccl_conf_unreadable(environment: Environment) -> Iterator[Finding]:
     """A configuration file of NCCL's is there or was named, but can't be read.
 
@@ -343,10 +343,15 @@ def nccl_conf_unreadable(environment: Environment) -> Iterator[Finding]:
             told(environment, "unreadable_files", f"{file.path}: {file.reason}"),
             Fix("Correct the path or the permissions; this shows what is there", (look,)),
             without if environment.get("NCCL_CONF_FILE") == file.path else None,
+            owner=_owner_of(file.path),
         )
 
 
-@check("nccl-conf-ignored-line", severity=WARN)
+def _owner_of(path: str) -> Owner:
+    return Owner.NODE if path.startswith("/etc/") else Owner.USER
+
+
+@check("nccl-conf-ignored-line", severity=WARN, owner=Owner.USER)
 def nccl_conf_ignored_line(environment: Environment) -> Iterator[Finding]:
     """NCCL doesn't read a line of its configuration file as it was meant.
 
@@ -366,4 +371,5 @@ def nccl_conf_ignored_line(environment: Environment) -> Iterator[Finding]:
             f"NCCL doesn't read line {line.number} of {line.path[-60:]} as it was meant: {line.why}",
             told(environment, "ignored_lines", f"{line.path}, line {line.number}: {line.text}"),
             Fix("Correct the line", (f"${{EDITOR:-vi}} +{line.number} {shlex.quote(line.path)}",)),
+            owner=_owner_of(line.path),
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Severity
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Owner, Severity
 from ddpdoctor.base.unknown import Maybe, known
 from ddpdoctor.checks.settings.debugging_settings import LEFTOVERS, counting, on, there
 from ddpdoctor.checks.settings.invalid import evidence_of, quoted, take_away
@@ -15,7 +15,7 @@ from ddpdoctor.knowledge.known_settings import known_settings
 from ddpdoctor.knowledge.launchers import number
 
 
-@check("setting-dangerous", severity=WARN)
+@check("setting-dangerous", severity=WARN, owner=Owner.USER)
 def setting_dangerous(environment: Environment, gpus: Maybe[Gpus], pci: Maybe[Pci]) -> Iterator[Finding]:
     """A setting is left over from a search for a fault.
 
@@ -63,7 +63,7 @@ def one_log_for_all(environment: Environment) -> Iterator[Finding]:
         )
 
 
-@check("setting-conflict", severity=WARN)
+@check("setting-conflict", severity=WARN, owner=Owner.USER)
 def setting_conflict(environment: Environment, gpus: Maybe[Gpus]) -> Iterator[Finding]:
     """Two settings contradict each other.
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, known
 from ddpdoctor.checks.settings.invalid import evidence_of, quoted, take_away
@@ -71,7 +71,7 @@ def wrong_uuid(entry: str, gpus: Sequence[Gpu] | None) -> str:
     return "" if any(uuid.startswith(entry) for uuid in uuids) or not all(uuids) else f"no GPU here is {entry[:44]}"
 
 
-@check("cuda-visible-devices-wrong", severity=FAIL)
+@check("cuda-visible-devices-wrong", severity=FAIL, owner=Owner.USER)
 def cuda_visible_devices_wrong(environment: Environment, gpus: Maybe[Gpus]) -> Iterator[Finding]:
     """CUDA_VISIBLE_DEVICES hides GPUs that it was meant to show.
 
@@ -130,7 +130,7 @@ def partly_hidden(found: Setting, shown: ListedGpus, devices: Sequence[Gpu] | No
     )
 
 
-@check("cuda-device-order", severity=INFO)
+@check("cuda-device-order", severity=INFO, owner=Owner.USER)
 def cuda_device_order(environment: Environment, gpus: Gpus) -> Iterator[Finding]:
     """CUDA numbers these GPUs in another order than nvidia-smi.
 

@@ -7,7 +7,7 @@ from signal import SIGKILL
 
 import msgspec
 
-from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
+from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import clip, listed
 from ddpdoctor.base.unknown import Maybe
 from ddpdoctor.checks.smoke.fixes import halted, killed_by, look_at, way_between
@@ -56,7 +56,7 @@ def failure_of(smoke: Smoke, *kinds: TrainingFailureKind) -> TrainingFailure | N
     return found
 
 
-@check("smoke-rank-failed", severity=FAIL)
+@check("smoke-rank-failed", severity=FAIL, owner=Owner.UNKNOWN)
 def smoke_rank_failed(smoke: Smoke, meeting: Maybe[Meeting]) -> Iterator[Finding]:
     """A rank of the smoke training fails by itself.
 
@@ -117,7 +117,7 @@ def _of_failure(found: TrainingFailure, smoke: Smoke, meeting: Maybe[Meeting]) -
     return "It went away before the others noticed; how it ended isn't known.", killed_by(as_killed, smoke)[1]
 
 
-@check("smoke-hang", severity=FAIL)
+@check("smoke-hang", severity=FAIL, owner=Owner.UNKNOWN)
 def smoke_hang(smoke: Smoke, meeting: Maybe[Meeting]) -> Iterator[Finding]:
     """The smoke training hangs: the ranks wait for one of them, or for each other.
 
@@ -214,7 +214,7 @@ def _deadline(smoke: Smoke, stage: str) -> Evidence:
     return told(smoke, "deadline", f"a stage may take {seconds:g} s")
 
 
-@check("smoke-shutdown", severity=FAIL)
+@check("smoke-shutdown", severity=FAIL, owner=Owner.UNKNOWN)
 def smoke_shutdown(smoke: Smoke) -> Iterator[Finding]:
     """The smoke training is over, and its processes don't end, or not cleanly.
 

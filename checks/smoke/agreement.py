@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from ddpdoctor.base.findings import FAIL, Finding, Fix
+from ddpdoctor.base.findings import FAIL, Finding, Fix, Owner
 from ddpdoctor.base.text import listed, ranks_named
 from ddpdoctor.base.unknown import Maybe, known
 from ddpdoctor.checks.hang.calls import different_calls
@@ -24,7 +24,7 @@ WITHOUT_RESULTS = ("import", "device", "rendezvous", "process group", "barrier",
 """Stages in which nothing is computed."""
 
 
-@check("collective-desync", severity=FAIL, stands_for=(HangCause.DESYNC,))
+@check("collective-desync", severity=FAIL, owner=Owner.UNKNOWN, stands_for=(HangCause.DESYNC,))
 def collective_desync(smoke: Smoke, hang: Maybe[Hang]) -> Iterator[Finding]:
     """The ranks call different collectives, or the same one with different shapes.
 
@@ -88,7 +88,7 @@ def _the_same_everywhere(found: TrainingFailure, smoke: Smoke) -> tuple[Fix, ...
     )
 
 
-@check("smoke-wrong-result", severity=FAIL)
+@check("smoke-wrong-result", severity=FAIL, owner=Owner.NODE)
 def smoke_wrong_result(smoke: Smoke, meeting: Maybe[Meeting]) -> Iterator[Finding]:
     """The smoke training comes to a wrong result.
 

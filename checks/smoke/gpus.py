@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator
 
-from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import plural
 from ddpdoctor.base.unknown import Maybe, known
 from ddpdoctor.checks.smoke.fixes import on_one_host, smoke_command
@@ -20,7 +20,7 @@ from ddpdoctor.smoke_training.analysis.failure_attribution import NO_SMOKE
 HIDES = re.compile(r"\b(\w+_VISIBLE_DEVICES) hides")
 
 
-@check("smoke-not-on-gpus", severity=WARN, judges=(Subject.TRAINING_PLAN,))
+@check("smoke-not-on-gpus", severity=WARN, owner=Owner.USER, judges=(Subject.TRAINING_PLAN,))
 def smoke_not_on_gpus(
     smoke: Smoke, gpus: Maybe[Gpus], environment: Maybe[Environment], machine: Maybe[Machine], torch: Maybe[Torch]
 ) -> Iterator[Finding]:

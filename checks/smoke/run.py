@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import clip, listed, plural, ranks_named
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.checks.processes.extra_contexts import of_running_jobs
@@ -35,7 +35,7 @@ from ddpdoctor.smoke_training.analysis.failure_wording import describe_ending, s
 MISSING = re.compile(r"No module named '([\w.]+)'")
 
 
-@check("smoke-not-started", severity=FAIL)
+@check("smoke-not-started", severity=FAIL, owner=Owner.UNKNOWN)
 def smoke_not_started(
     smoke: Smoke,
     target_python: Maybe[TargetPython],
@@ -127,7 +127,7 @@ def _how_to_start(
     return check_it, by_hand
 
 
-@check("smoke-ended-early", severity=FAIL)
+@check("smoke-ended-early", severity=FAIL, owner=Owner.UNKNOWN)
 def smoke_ended_early(smoke: Smoke) -> Iterator[Finding]:
     """The smoke training ended with what had started its ranks, and by no fault of theirs.
 
@@ -161,7 +161,7 @@ def smoke_ended_early(smoke: Smoke) -> Iterator[Finding]:
     )
 
 
-@check("smoke-scaling-failed", severity=FAIL, judges=(Subject.TRAINING_SPEED,))
+@check("smoke-scaling-failed", severity=FAIL, owner=Owner.UNKNOWN, judges=(Subject.TRAINING_SPEED,))
 def smoke_scaling_failed(smoke: Smoke) -> Iterator[Finding]:
     """The smoke training passed, and fails when its speed is measured.
 
@@ -200,7 +200,7 @@ def smoke_scaling_failed(smoke: Smoke) -> Iterator[Finding]:
     )
 
 
-@check("smoke-leftovers", severity=WARN, judges=(Subject.OWN_HOST,))
+@check("smoke-leftovers", severity=WARN, owner=Owner.USER, judges=(Subject.OWN_HOST,))
 def smoke_leftovers(smoke: Smoke) -> Iterator[Finding]:
     """The smoke training left something behind that could not be removed.
 
@@ -292,6 +292,7 @@ def _shared(names: Sequence[str]) -> list[str]:
 @check(
     "gpu0-extra-contexts",
     severity=FAIL,
+    owner=Owner.USER,
     stands_for=(Oddity.EXTRA_CONTEXT, Oddity.ORPHANED, Oddity.BY_HAND),
     judges=(Subject.RUNNING_JOB,),
 )

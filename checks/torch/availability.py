@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 
-from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.checks.log_check import log_check
@@ -53,7 +53,7 @@ EXPLAINED_BY = (
 """Patterns of an import's error, and the checks that know more of it."""
 
 
-@check("torch-missing", severity=FAIL)
+@check("torch-missing", severity=FAIL, owner=Owner.USER)
 def torch_missing(
     torch: Torch,
     target_python: TargetPython,
@@ -91,7 +91,7 @@ def torch_missing(
     )
 
 
-@check("torch-import-broken", severity=FAIL)
+@check("torch-import-broken", severity=FAIL, owner=Owner.USER)
 def torch_import_broken(
     torch: Torch, target_python: TargetPython, container: Maybe[Container], disks: Maybe[Disks]
 ) -> Iterator[Finding]:
@@ -166,7 +166,7 @@ def _import_remedies(torch: Torch, target_python: TargetPython, line: str) -> It
         yield Fix("Install the same torch again", (pip_install(target_python, "--force-reinstall", *same),))
 
 
-@check("torch-cpu-only", severity=FAIL)
+@check("torch-cpu-only", severity=FAIL, owner=Owner.USER)
 def torch_cpu_only(
     torch: Torch,
     target_python: TargetPython,
@@ -249,7 +249,7 @@ def _would_be_seen(pci: Maybe[Pci], gpus: Maybe[Gpus], driver: Maybe[Driver], ma
             known(device.memory_total)
 
 
-@check("nccl-not-built", severity=FAIL)
+@check("nccl-not-built", severity=FAIL, owner=Owner.USER)
 def nccl_not_built(
     torch: Torch,
     target_python: TargetPython,
@@ -308,7 +308,7 @@ def nccl_not_built(
     )
 
 
-@check("torch-distributed-missing", severity=FAIL)
+@check("torch-distributed-missing", severity=FAIL, owner=Owner.USER)
 def torch_distributed_missing(
     torch: Torch,
     target_python: TargetPython,
@@ -342,7 +342,7 @@ def torch_distributed_missing(
     )
 
 
-@log_check("torch-version-bug", severity=FAIL)
+@log_check("torch-version-bug", severity=FAIL, owner=Owner.USER)
 def torch_version_bug(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """This release of torch has a known bug that stops the run.
 

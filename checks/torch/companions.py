@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from packaging.version import Version
 
-from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix, Severity
+from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix, Owner, Severity
 from ddpdoctor.base.text import dotted, listed
 from ddpdoctor.engine.registry import check, leave_untested, requires
 from ddpdoctor.facts.packages import Package, Packages
@@ -17,7 +17,7 @@ from ddpdoctor.knowledge.python_commands import pip_install
 from ddpdoctor.knowledge.wheels import index_options, numbers, release, tag_cuda
 
 
-@check("torch-torchvision-mismatch", severity=FAIL)
+@check("torch-torchvision-mismatch", severity=FAIL, owner=Owner.USER)
 def torch_torchvision_mismatch(torch: Torch, packages: Packages, target_python: TargetPython) -> Iterator[Finding]:
     """torchvision or torchaudio was built for another torch.
 

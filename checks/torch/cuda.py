@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator
 
-from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import dotted, listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.checks.driver.userspace import SHUT
@@ -44,7 +44,7 @@ from ddpdoctor.knowledge.stuck_driver import IN_TORCH, torch_cut_short
 from ddpdoctor.knowledge.wheels import CUDA_TAGS, DRIVER_FLOOR, best_tag, index_url, numbers, release, runs_on
 
 
-@check("driver-too-old", severity=FAIL)
+@check("driver-too-old", severity=FAIL, owner=Owner.USER)
 def driver_too_old(
     torch: Torch,
     driver: Driver,
@@ -107,7 +107,7 @@ def _for_older_driver(
             return
 
 
-@check("cuda-compat-unsupported", severity=FAIL)
+@check("cuda-compat-unsupported", severity=FAIL, owner=Owner.USER)
 def cuda_compat_unsupported(driver: Driver, gpus: Maybe[Gpus], libraries: Maybe[Libraries]) -> Iterator[Finding]:
     """A forward-compatibility libcuda is loaded that doesn't fit this GPU or driver.
 
@@ -160,7 +160,7 @@ def cuda_compat_unsupported(driver: Driver, gpus: Maybe[Gpus], libraries: Maybe[
     )
 
 
-@check("gpu-arch-unsupported", severity=FAIL)
+@check("gpu-arch-unsupported", severity=FAIL, owner=Owner.USER)
 def gpu_arch_unsupported(
     torch: Torch,
     gpus: Gpus,
@@ -240,7 +240,7 @@ def _for_these_gpus(
         )
 
 
-@check("cuda-unavailable", severity=FAIL)
+@check("cuda-unavailable", severity=FAIL, owner=Owner.UNKNOWN)
 def cuda_unavailable(
     torch: Torch,
     gpus: Maybe[Gpus],

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from shlex import quote
 
-from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import listed
 from ddpdoctor.base.unknown import Maybe, known
 from ddpdoctor.engine.log_traits import Particulars
@@ -56,7 +56,7 @@ def _is_of_own_script(one: SignMatch, log: Log) -> bool:
     return raised is not None and bool(raised.frames) and raised.own == raised.frames[-1]
 
 
-@check("extension-abi-mismatch", severity=FAIL, log=LogTraits(refuted=_is_of_own_script))
+@check("extension-abi-mismatch", severity=FAIL, owner=Owner.USER, log=LogTraits(refuted=_is_of_own_script))
 def extension_abi_mismatch(extensions: Extensions, target_python: TargetPython, torch: Torch) -> Iterator[Finding]:
     """A compiled extension was built for another torch, CUDA or Python.
 
@@ -184,7 +184,7 @@ def why_compiling(toolchain: Toolchain, *consumers: Consumer) -> Iterator[Eviden
     return (told(toolchain, "compiles", consumer.reason) for consumer in consumers or toolchain.compiles)
 
 
-@check("cuda-toolkit-mismatch", severity=FAIL)
+@check("cuda-toolkit-mismatch", severity=FAIL, owner=Owner.USER)
 def cuda_toolkit_mismatch(
     toolchain: Toolchain,
     torch: Torch,
@@ -229,7 +229,7 @@ def cuda_toolkit_mismatch(
     )
 
 
-@check("cuda-home-missing", severity=WARN, log=LogTraits(particulars=_missing_header))
+@check("cuda-home-missing", severity=WARN, owner=Owner.USER, log=LogTraits(particulars=_missing_header))
 def cuda_home_missing(toolchain: Toolchain, torch: Torch, target_python: TargetPython) -> Iterator[Finding]:
     """Something compiles CUDA code here, but there is no nvcc where torch looks for it.
 
@@ -291,7 +291,7 @@ def _newest_gcc(seen: Sequence[SignMatch], log: Log) -> Particulars:
     )
 
 
-@check("ninja-missing", severity=WARN)
+@check("ninja-missing", severity=WARN, owner=Owner.USER)
 def ninja_missing(toolchain: Toolchain, torch: Torch, target_python: TargetPython) -> Iterator[Finding]:
     """Something compiles extensions here, but ninja can't be run.
 
@@ -327,7 +327,7 @@ def ninja_missing(toolchain: Toolchain, torch: Torch, target_python: TargetPytho
     )
 
 
-@check("gcc-too-new", severity=WARN, log=LogTraits(particulars=_newest_gcc))
+@check("gcc-too-new", severity=WARN, owner=Owner.USER, log=LogTraits(particulars=_newest_gcc))
 def gcc_too_new(toolchain: Toolchain, torch: Torch, machine: Maybe[Machine]) -> Iterator[Finding]:
     """The C++ compiler is newer than nvcc takes.
 

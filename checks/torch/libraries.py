@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 
-from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.text import dotted, listed, plural
 from ddpdoctor.base.unknown import Unknown, known
@@ -71,7 +71,7 @@ def _in_front(pattern: re.Pattern[str], libraries: Libraries) -> list[tuple[Libr
     return found
 
 
-@check("nccl-duplicate-pip", severity=FAIL)
+@check("nccl-duplicate-pip", severity=FAIL, owner=Owner.USER)
 def nccl_duplicate_pip(
     torch: Torch, packages: Packages, libraries: Libraries, target_python: TargetPython
 ) -> Iterator[Finding]:
@@ -109,7 +109,7 @@ def nccl_duplicate_pip(
         )
 
 
-@check("nccl-lib-shadowed", severity=FAIL)
+@check("nccl-lib-shadowed", severity=FAIL, owner=Owner.USER)
 def nccl_lib_shadowed(
     torch: Torch, packages: Packages, libraries: Libraries, target_python: TargetPython
 ) -> Iterator[Finding]:
@@ -167,7 +167,7 @@ def _search_path(libraries: Libraries) -> Evidence | None:
     return told(libraries, "search_path", f"LD_LIBRARY_PATH={path}") if path else None
 
 
-@check("ld-library-path-shadow", severity=FAIL)
+@check("ld-library-path-shadow", severity=FAIL, owner=Owner.USER)
 def ld_library_path_shadow(
     torch: Torch, packages: Packages, libraries: Libraries, target_python: TargetPython
 ) -> Iterator[Finding]:
@@ -213,7 +213,7 @@ def ld_library_path_shadow(
     )
 
 
-@check("cuda-libs-mixed", severity=WARN)
+@check("cuda-libs-mixed", severity=WARN, owner=Owner.USER)
 def cuda_libs_mixed(torch: Torch, packages: Packages, target_python: TargetPython) -> Iterator[Finding]:
     """The CUDA packages in this environment, or others that torch pins, are not those that torch requires.
 
@@ -285,7 +285,7 @@ def _newer_and_served(pin: PinnedRelease) -> bool:
     return same_major and older(pin.exact, pin.installed)
 
 
-@check("cudnn-mismatch", severity=FAIL)
+@check("cudnn-mismatch", severity=FAIL, owner=Owner.USER)
 def cudnn_mismatch(
     torch: Torch, packages: Packages, libraries: Libraries, target_python: TargetPython
 ) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator
 
-from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.text import listed
 from ddpdoctor.base.unknown import Maybe, Unknown, known, known_or
@@ -43,7 +43,7 @@ OF_THE_SYSTEM = {
 """Library to its package in Debian and Ubuntu, in Red Hat's family and Fedora, and on conda-forge."""
 
 
-@check("cuda-lib-not-found", severity=FAIL)
+@check("cuda-lib-not-found", severity=FAIL, owner=Owner.USER)
 def cuda_lib_not_found(
     torch: Torch,
     packages: Packages,
@@ -124,7 +124,7 @@ def _bring(missing: list[str], torch: Torch, packages: Packages, target_python: 
     return Fix("Install torch again, with all that it requires", (again,))
 
 
-@check("glibcxx-too-old", severity=FAIL)
+@check("glibcxx-too-old", severity=FAIL, owner=Owner.USER)
 def glibcxx_too_old(
     torch: Torch, libraries: Libraries, target_python: TargetPython, extensions: Maybe[Extensions]
 ) -> Iterator[Finding]:

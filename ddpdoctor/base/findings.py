@@ -29,6 +29,19 @@ class Severity(str, Enum):
 FAIL, WARN, INFO = Severity
 
 
+class Owner(str, Enum):
+    """Whose it is to mend a finding. A scheduler takes a node out of use for `node` alone, never for what a user has set or written."""
+
+    USER = "user"
+    """Who starts the training: the script, its settings, its Python and its packages, its container."""
+    NODE = "node"
+    """Who runs this host: its hardware, its driver, its kernel, its limits and file systems, its packet filter."""
+    FABRIC = "fabric"
+    """Who runs the network between the hosts."""
+    UNKNOWN = "unknown"
+    """What was seen doesn't say."""
+
+
 class Evidence(msgspec.Struct, frozen=True):
     """One fact that a finding rests on, and where it was read."""
 
@@ -64,6 +77,7 @@ class Finding(msgspec.Struct, frozen=True):
         summary: one line, plain words, with the figures.
         cause: why it is so here; empty means the "Why" of the check's own page.
         severity: None means the check's own.
+        owner: whose it is to mend it; None means the check's own.
         rank: of a finding about one rank.
         said: words of a program that failed, if the finding rests on such. Checks that know them by their log signs are
             named with it.
@@ -76,6 +90,7 @@ class Finding(msgspec.Struct, frozen=True):
     severity: Severity | None = None
     rank: int | None = None
     said: str = ""
+    owner: Owner | None = None
 
     @classmethod
     def of(
@@ -85,9 +100,11 @@ class Finding(msgspec.Struct, frozen=True):
         cause: str = "",
         severity: Severity | None = None,
         rank: int | None = None,
+        owner: Owner | None = None,
     ) -> Finding:
         """A finding of its parts: evidence and fixes, each kind in the order in which it is given; None stands for none."""
         given = [part for part in parts if part is not None]
         flat = [part for several in given for part in ((several,) if isinstance(several, Evidence | Fix) else several)]
         evidence = tuple(part for part in flat if isinstance(part, Evidence))
-        return cls(summary, cause, evidence, tuple(part for part in flat if isinstance(part, Fix)), severity, rank)
+        fixes = tuple(part for part in flat if isinstance(part, Fix))
+        return cls(summary, cause, evidence, fixes, severity, rank, owner=owner)

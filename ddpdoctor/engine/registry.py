@@ -14,7 +14,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import msgspec
 
-from ddpdoctor.base.findings import Evidence, Finding, Severity
+from ddpdoctor.base.findings import Evidence, Finding, Owner, Severity
 from ddpdoctor.base.log_signs import LogSign as LogSign
 from ddpdoctor.base.log_signs import SignRole as SignRole
 from ddpdoctor.base.text import clip, clip_middle
@@ -81,11 +81,12 @@ def leave_untested(reason: str) -> NoReturn:
 
 
 class Check:
-    """One illness: its slug, family, severity, page (the docstring), log signs and predicate.
+    """One illness: its slug, family, severity, owner, page (the docstring), log signs and predicate.
 
     The family is the folder that its file lies in.
 
     Args:
+        owner: whose it is to mend what it finds, unless a finding says otherwise.
         log_signs: in place of those that the catalogue has for the slug.
         stands_for: what of other parts' own lists it is the check of: causes of hangs, kinds of leftovers, signals of processes.
         judges: what else it judges than its family does.
@@ -99,6 +100,7 @@ class Check:
         severity: Severity,
         predicate: Predicate,
         *,
+        owner: Owner = Owner.UNKNOWN,
         log_signs: tuple[LogSign, ...] | None = None,
         stands_for: tuple[Enum, ...] = (),
         judges: tuple[Subject, ...] = (),
@@ -108,6 +110,7 @@ class Check:
         self.slug = slug
         self.severity = severity
         self.predicate = predicate
+        self.owner = owner
         self.stands_for = stands_for
         self.judges = judges
         self.log = log
@@ -332,6 +335,7 @@ PRESCRIPTIONS: dict[str, Check] = {}
 def check(
     slug: str,
     *,
+    owner: Owner,
     severity: Severity = Severity.FAIL,
     stands_for: tuple[Enum, ...] = (),
     judges: tuple[Subject, ...] = (),
@@ -345,6 +349,7 @@ def check(
                 slug,
                 severity,
                 predicate,
+                owner=owner,
                 stands_for=stands_for,
                 judges=judges,
                 log=log,

@@ -246,6 +246,7 @@ def _finding(alike: Sequence[Leftover], catalogue: Catalogue) -> ReportedFinding
         slug=check.slug,
         family=check.family,
         severity=FAIL,
+        owner=check.owner,
         summary=clip(summary, MOST_SUMMARY),
         cause="; but ".join((f"{first.kind.value}: {first.why}", *first.doubts[:1])),
         evidence=(Evidence(f"{what}{f' ({details})' if details else ''}", "/proc, NVML, /dev/shm"),),

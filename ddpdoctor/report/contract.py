@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ddpdoctor.base.findings import Evidence, Fix, Severity
+from ddpdoctor.base.findings import Evidence, Fix, Owner, Severity
 from ddpdoctor.base.text import escaped_json
 from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.base.version import __version__
@@ -33,11 +33,12 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 class ReportedFinding(msgspec.Struct, frozen=True):
     """One finding. `node` names the host where several were judged, `rank` the rank where it concerns one; `docs` the page of the check,
-    as a path in the project's repository."""
+    as a path in the project's repository; `owner` whose it is to mend it."""
 
     slug: str
     family: str
     severity: Severity
+    owner: Owner
     summary: str
     cause: str
     evidence: tuple[Evidence, ...]
@@ -166,6 +167,7 @@ def build_report(
                 check.slug,
                 check.family,
                 severity,
+                finding.owner or check.owner,
                 finding.summary,
                 finding.cause or check.section("Why"),
                 finding.evidence,

@@ -131,10 +131,15 @@ def _hosts_of(fleet: Fleet) -> tuple[str, ...]:
 
 
 def _sent(result: Result) -> CheckVerdict:
-    """A result as it is sent: with each finding's severity, since the other side may not know the check."""
-    own = result.check.severity
-    findings = (msgspec.structs.replace(finding, severity=finding.severity or own) for finding in result.findings)
-    return CheckVerdict(result.check.slug, tuple(findings), result.not_tested)
+    """A result as it is sent: with each finding's severity and owner, since the other side may not know the check."""
+    check = result.check
+    findings = tuple(
+        msgspec.structs.replace(
+            finding, severity=finding.severity or check.severity, owner=finding.owner or check.owner
+        )
+        for finding in result.findings
+    )
+    return CheckVerdict(check.slug, findings, result.not_tested)
 
 
 def _of_another_version() -> Iterator[Finding]:
