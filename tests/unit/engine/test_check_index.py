@@ -83,10 +83,10 @@ def test_an_index_that_names_what_is_not_there_is_told() -> None:
 
 TAKES_LONG_TO_IMPORT = """
 import time
-from ddpdoctor.base.findings import Finding
+from ddpdoctor.base.findings import Finding, Owner
 from ddpdoctor.engine.registry import check
 
-@check("imported-slowly")
+@check("imported-slowly", owner=Owner.USER)
 def imported_slowly():
     yield Finding(WORDS)
 

@@ -206,7 +206,7 @@ def test_json_holds_what_the_contract_names() -> None:
     assert given["host"] == "node01"
     assert given["command"] == "check"
     finding = given["findings"][0]
-    assert set(finding) == {"slug", "family", "severity", "summary", "cause", "evidence", "fixes", "docs"}
+    assert set(finding) == {"slug", "family", "severity", "owner", "summary", "cause", "evidence", "fixes", "docs"}
     assert finding["cause"] == "Because."
     assert finding["fixes"][0]["commands"] == ["command --with 'quotes'"]
     assert "facts" not in given
