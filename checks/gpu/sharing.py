@@ -22,6 +22,7 @@ from ddpdoctor.knowledge.gpu_assignment import on_the_cpu, on_the_gpus, one_gpu_
 from ddpdoctor.logs.analyze.sightings import said
 from ddpdoctor.logs.exceptions import LAST_ERROR
 from ddpdoctor.processes.gpu_holders import (
+    NO_OWN_JOB,
     HeldGpu,
     SharedGpu,
     holdings,
@@ -103,7 +104,11 @@ def duplicate_gpu(
     """
     if isinstance(processes, Processes):
         yield from _running(gpus, processes)
-    yield from _planned(gpus, plan, environment, torch, smoke)
+    if plan.nproc:
+        yield from _planned(gpus, plan, environment, torch, smoke)
+    else:
+        requires(gpus.answering, "no GPU answers" if gpus.devices else "no GPU on this host")
+        requires(own_jobs(known(processes)), NO_OWN_JOB)
     if own_jobs(known(processes)):
         require_known_holders(gpus.answering)
 

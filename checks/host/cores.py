@@ -18,7 +18,7 @@ from ddpdoctor.facts.processes import Process, Processes
 from ddpdoctor.facts.snapshot import Cgroup, Container, Environment, Gpus, Machine
 from ddpdoctor.knowledge.evidence import planned, told
 from ddpdoctor.knowledge.launchers import number
-from ddpdoctor.processes.gpu_holders import own_jobs
+from ddpdoctor.processes.gpu_holders import NO_OWN_JOB, own_jobs
 from ddpdoctor.processes.job_words import who
 from ddpdoctor.processes.jobs import SOURCES_BY_LIGHTNING, setting
 
@@ -147,6 +147,9 @@ def omp_threads(
     """
     if isinstance(processes, Processes):
         yield from _running(processes)
+    if not plan.nproc:
+        requires(own_jobs(known(processes)), NO_OWN_JOB)
+        return
     value = environment.get("OMP_NUM_THREADS").split(",")[0].strip()
     requires(plan.nproc > 1 or value, "a single rank has the cores to itself")
     share = share_of(machine, cgroup, environment, plan)

@@ -11,7 +11,7 @@ from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Process, Processes
-from ddpdoctor.processes.gpu_holders import left_on_gpus, own_jobs
+from ddpdoctor.processes.gpu_holders import NO_OWN_JOB, left_on_gpus, own_jobs
 from ddpdoctor.processes.job_words import NOT_RUNNING, Oddity, Remark
 from ddpdoctor.processes.jobs import TrainingJob, asked_for, jobs_of
 from ddpdoctor.processes.leftovers.processes import left_by_processes
@@ -44,7 +44,7 @@ def rank_not_running(processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Findin
     """
     jobs = own_jobs(processes)
     ended = list(_uncollected(processes, gpus))
-    requires(jobs or ended, "no training job of this user runs on this host")
+    requires(jobs or ended, NO_OWN_JOB)
     for job in jobs:
         remarks = [remark for remark in remarks_on(job, processes, NO_GPUS) if remark.oddity in NOT_RUNNING]
         if remarks:

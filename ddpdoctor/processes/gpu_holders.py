@@ -31,6 +31,8 @@ RESERVED_BYTES = 1 << 30
 RESERVED_SHARE = 0.02
 """The same, as a share of the GPU's memory, where that is more: page tables and ECC grow with it."""
 
+NO_OWN_JOB = "no training job of this user runs on this host"
+
 SETTINGS_OF_A_JOB = ("SLURM_JOB_ID", ELASTIC_RUN)
 
 

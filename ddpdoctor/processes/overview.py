@@ -10,8 +10,9 @@ import msgspec
 from ddpdoctor.base.findings import Finding, Severity
 from ddpdoctor.base.text import clip, listed, plural
 from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.engine.examination import Examination, Verdict, examine
-from ddpdoctor.engine.registry import Catalogue, Check, Subject
+from ddpdoctor.engine.examination import Examination, Verdict
+from ddpdoctor.engine.registry import Catalogue, Check, Subject, diagnose
+from ddpdoctor.facts.plan import NO_PLAN
 from ddpdoctor.facts.processes import Processes, ProcessRole
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.processes.gpu_holders import HeldGpu, holdings
@@ -90,7 +91,7 @@ def overview(snapshot: Snapshot, checks: Sequence[Check], name: str | None = Non
     Raises:
         UnknownJobError: there is none of that name.
     """
-    examination = examine(snapshot, None, checks)
+    examination = Examination(snapshot, NO_PLAN, diagnose(snapshot, NO_PLAN, checks))
     processes = snapshot.processes
     if isinstance(processes, Unknown):
         if name is not None:

@@ -133,7 +133,7 @@ def diagnose(ended: EndedCommand, many: str, environ: Mapping[str, str], killed:
     """
     log = _read(ended, keep)
     if many:
-        return _in_a_line(log, many)
+        return _in_a_line(ended, log, many)
     from ddpdoctor.checks.catalogue import catalogue
     from ddpdoctor.logs.analyze.verdict import RunOutcome
     from ddpdoctor.logs.diagnosis import judge_log
@@ -268,13 +268,21 @@ def _host(log: Log, seconds: float, killed: int) -> Snapshot | None:
     return of_this_run(found, time.monotonic() - began, killed)
 
 
-def _in_a_line(log: Log, many: str) -> int:
+def _in_a_line(ended: EndedCommand, log: Log, many: str) -> int:
     from ddpdoctor.checks.catalogue import catalogue
+    from ddpdoctor.logs.analyze.verdict import RunOutcome
     from ddpdoctor.logs.diagnosis import judge_log
     from ddpdoctor.logs.render import log_document
     from ddpdoctor.report.terminal import text_of
+    from ddpdoctor.run.messages import SupervisorMessages
 
-    verdict = text_of(log_document(judge_log(log, catalogue()), quiet=True), 200)
+    judgement = judge_log(log, catalogue())
+    if judgement.verdict.outcome is RunOutcome.NOTHING:
+        # As in `diagnose`: what was found in the log alone isn't how the command fared.
+        why = "nothing in its output tells why" if any(file.bytes for file in log.files) else "it printed nothing"
+        verdict = f"{SupervisorMessages(ended.command).ended(ended.status)}, and {why}"
+    else:
+        verdict = text_of(log_document(judgement, quiet=True), 200)
     print(f"ddpdoctor, {many} on {socket.gethostname()}: {verdict.strip()}")
     return 0
 

@@ -31,12 +31,16 @@ class SupervisorMessages:
             return {"COLUMNS": str(self._width_at_start)}
         return {"COLUMNS": str(width((STDERR,))), "FORCE_COLOR": "1"}
 
-    def diagnosing(self, status: int, seconds: float) -> str:
+    def ended(self, status: int) -> str:
+        """Word how the command ended: "python ended with exit code 3"."""
         code = os.waitstatus_to_exitcode(status)
         how = f"was ended by {signal_name(code)}" if code < 0 else f"ended with exit code {code}"
         if code == TIMEOUT_EXIT_CODE and TIMEOUT in self._wrappers:
             how = f"was ended by {TIMEOUT} (exit code {code})"
-        return f"ddpdoctor: {self.name} {how} after {duration_text(seconds)}; what it said is being read"
+        return f"{self.name} {how}"
+
+    def diagnosing(self, status: int, seconds: float) -> str:
+        return f"ddpdoctor: {self.ended(status)} after {duration_text(seconds)}; what it said is being read"
 
     def asked_to_stop(self, number: int) -> str:
         return f"ddpdoctor: not diagnosed, since {self.name} ended after a {signal_name(number)} from outside"

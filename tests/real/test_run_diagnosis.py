@@ -167,9 +167,25 @@ def test_advice_names_the_launcher_that_was_started(tmp_path: Path) -> None:
     assert "torchrun --master-port" not in done.stderr
 
 
+FOURTH_TASK = {"SLURM_PROCID": "3", "SLURM_STEP_ID": "0", "SLURM_LOCALID": "3", "SLURM_NTASKS": "8"}
+
+
+@pytest.mark.parametrize(
+    ("shell", "why"),
+    [("exit 3", "it printed nothing"), ("echo hi >&2; exit 3", "nothing in its output tells why")],
+)
+def test_one_of_many_that_says_nothing_of_its_end_is_not_called_well(shell: str, why: str) -> None:
+    done = subprocess.run(
+        run("sh", "-c", shell), env=plain_environ() | FOURTH_TASK, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 3
+    words = f"sh ended with exit code 3, and {why}"
+    assert re.fullmatch(rf"(hi\n)?ddpdoctor, task 3 on \S+: {words}\n", done.stderr), done.stderr
+
+
 @pytest.mark.thorough
 def test_each_of_many_says_a_line(tmp_path: Path) -> None:
-    environ = plain_environ() | {"SLURM_PROCID": "3", "SLURM_STEP_ID": "0", "SLURM_LOCALID": "3", "SLURM_NTASKS": "8"}
+    environ = plain_environ() | FOURTH_TASK
     text = "def main():\n    raise ValueError('no such split')\nmain()\n"
     line = run(*program(tmp_path, text))
     done = subprocess.run(line, env=environ, capture_output=True, text=True, check=False)

@@ -16,11 +16,14 @@ import pytest
 from ddpdoctor.facts.hang import Frame, RankLook, Watched
 from ddpdoctor.facts.processes import Process, ProcessIdentity
 from ddpdoctor.hang import stack_sampling
+from ddpdoctor.hang.fixes import full_stacks
 from ddpdoctor.hang.permission import Missed, Powers, hidden_stacks, powers
+from ddpdoctor.hang.rank_states import states_of
 from ddpdoctor.hang.watching import glance
 from ddpdoctor.probes import py_spy as spying
 from ddpdoctor.probes.proc import Proc
 from ddpdoctor.probes.py_spy import PySpyTrouble, refused, spy
+from tests.support.hangs import collective, hang, own, rank
 
 # --- py-spy's dump ----------------------------------------------------------------------------------------------------------
 
@@ -392,6 +395,20 @@ def test_no_py_spy(tmp_path: Path) -> None:
     missed = [denied(rank, trouble=PySpyTrouble.NO_PROGRAM) for rank in range(3)]
     [sentence] = hidden_stacks(missed, allowed(tmp_path), "3990")
     assert sentence.endswith(f"{sys.executable} -m pip install py-spy")
+
+
+def test_the_command_that_shows_the_whole_stacks_works_under_pipx(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There py-spy is in ddpdoctor's own environment, and not on PATH."""
+    programs = tmp_path / "pipx/venvs/ddpdoctor/bin"
+    programs.mkdir(parents=True)
+    (programs / "py-spy").touch()
+    monkeypatch.setattr(sys, "executable", str(programs / "python"))
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    look = hang(rank(0, collective()), rank(1, own("load", 31)), py_spy=spying.py_spy())
+    (fix,) = full_stacks(look, states_of(look)[1:])
+    assert fix.commands == (f"{programs}/py-spy dump --native --pid 4001",)
 
 
 def test_each_reason_is_a_sentence_and_who_has_ended_is_none(tmp_path: Path) -> None:

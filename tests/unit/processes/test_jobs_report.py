@@ -14,7 +14,9 @@ from ddpdoctor.base.findings import INFO
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.checks.catalogue import catalogue, select
 from ddpdoctor.engine.examination import Verdict
+from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.gpus import GpuHolder
+from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.processes import Process
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.processes.job_words import age
@@ -67,6 +69,26 @@ def test_a_healthy_job() -> None:
     assert rows == [["2", "4722", "alice", "2.1", "h", "2", "31", "GiB", "sleeping", "100", "%", "a", "lock"]]
     assert "GPU memory" in text
     assert "1 job, and nothing wrong stands out" in text
+
+
+UNDER_A_LAUNCHER = {
+    "Open MPI": {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "64", "OMPI_COMM_WORLD_LOCAL_SIZE": "64"},
+    "Slurm": {"SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "64", "SLURM_NTASKS": "64"},
+    "a shell's own": {"OMP_NUM_THREADS": "64"},
+}
+
+
+@pytest.mark.parametrize("settings", UNDER_A_LAUNCHER.values(), ids=UNDER_A_LAUNCHER.keys())
+@pytest.mark.parametrize("host", [running(processes(), gpus(count=1)), HEALTHY], ids=["no job", "a healthy job"])
+def test_what_a_launcher_has_set_for_us_is_no_job(host: Snapshot, settings: dict[str, str]) -> None:
+    """Under srun or mpirun we have the settings of 64 ranks: none of them runs, and `jobs` judges those that do."""
+    environment = Environment(settings=tuple(Setting(name, value) for name, value in settings.items()))
+    machine = Machine(
+        system="Linux", kernel="", architecture="x86_64", os_name="", os_id="",
+        logical_cores=2, usable_cores=2, memory_total=GIB, memory_available=GIB,
+    )  # fmt: skip
+    one = looked(msgspec.structs.replace(host, environment=environment, machine=machine))
+    assert (one.verdict, one.examination.findings) == (Verdict.OK, [])
 
 
 def test_without_nvml_the_memory_is_called_resident() -> None:

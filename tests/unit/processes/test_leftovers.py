@@ -15,6 +15,7 @@ from ddpdoctor.facts.gpus import GpuHolder
 from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.shared_memory import Segment, SharedMemory
 from ddpdoctor.processes.leftovers.all_kinds import blind_spots, leftovers_of
+from ddpdoctor.processes.leftovers.leftover import Leftover
 from ddpdoctor.processes.render_zombies import leftover_sections
 from ddpdoctor.report.reported_leftovers import Certainty, LeftoverKind
 from ddpdoctor.report.terminal import Screen
@@ -101,6 +102,25 @@ def test_a_terminal_is_not_steered_by_a_command() -> None:
     host = Host(Random(1))
     host.rank(0, 1, command="python \x1b[2J train.py")
     assert "\x1b" not in shown(host)
+
+
+@pytest.mark.parametrize(
+    ("doubts", "more"),
+    [(3, None), (4, "But: 1 more reason (--json tells them)"), (5, "But: 2 more reasons (--json tells them)")],
+)
+def test_of_many_doubts_it_is_said_how_many_are_not_shown(doubts: int, more: str | None) -> None:
+    segment = Leftover(
+        kind=LeftoverKind.SEGMENT,
+        certainty=Certainty.DOUBT,
+        what="/dev/shm/torch_1_2_0",
+        why="nobody has it open",
+        doubts=tuple(f"doubt {number}" for number in range(doubts)),
+        path="/dev/shm/torch_1_2_0",
+    )
+    written = io.StringIO()
+    Screen(written, 100).show_sections(leftover_sections((segment,), ()))
+    said = [line.strip() for line in written.getvalue().splitlines() if "But: " in line]
+    assert said == ["But: doubt 0", "But: doubt 1", "But: doubt 2", *([more] if more else [])]
 
 
 def test_segments_are_told_together_by_owner() -> None:
