@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
@@ -27,17 +28,25 @@ class CheckResult(CommandResult):
         problems: why a snapshot was not judged.
         checks: by which they were judged.
         python: the target Python of this host; "" for snapshots.
+        seconds: from the call to the verdict.
     """
 
     command = "check"
 
     def __init__(
-        self, examinations: Sequence[Examination], problems: Sequence[str], checks: tuple[Check, ...], python: str
+        self,
+        examinations: Sequence[Examination],
+        problems: Sequence[str],
+        checks: tuple[Check, ...],
+        python: str,
+        seconds: float,
     ) -> None:
         self._examinations = tuple(examinations)
         self._problems = tuple(problems)
         self.checks = checks
         self.python = python
+        self._seconds = seconds
+        self._ended = time.time()
 
     @property
     def examinations(self) -> Sequence[Examination]:
@@ -64,6 +73,18 @@ class CheckResult(CommandResult):
 
         return check_document(self._examinations, self._problems, verbose=verbose, quiet=quiet)
 
+    def to_prometheus(self) -> str:
+        """Build the metrics of this host, as `--prometheus` writes them.
+
+        Raises:
+            UsageError: snapshots were judged: when the metrics of a host were learned is the host's to say.
+        """
+        if not self.python:
+            raise UsageError("--prometheus writes the metrics of this host; --snapshot judges a file instead")
+        from ddpdoctor.report.metrics import metrics_text
+
+        return metrics_text(self._examinations[0], self.verdict, self._ended, self._seconds)
+
 
 def check(
     python: str | None = None,
@@ -89,6 +110,7 @@ def check(
     Raises:
         UsageError: the arguments contradict each other, or name what doesn't exist.
     """
+    began = time.monotonic()
     if snapshots and (python is not None or quick):
         raise UsageError("--python and --quick look at this host; --snapshot judges a file instead")
     if snapshots and checkpoints:
@@ -117,7 +139,7 @@ def check(
         from ddpdoctor.engine.examination import examine
 
         examinations = [examine(snapshot, nproc, checks) for snapshot in taken]
-    return CheckResult(examinations, problems, checks, context.python if context else "")
+    return CheckResult(examinations, problems, checks, context.python if context else "", time.monotonic() - began)
 
 
 def _look_at_everything(context: Context, limit: TimeLimit) -> Snapshot:

@@ -147,9 +147,11 @@ def open_folder(path: str | os.PathLike[str]) -> int:
     """
     foothold = foothold_on(path)
     folder = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    if foothold is None:
+        return folder
     real = os.readlink(f"/proc/self/fd/{folder}")  # noqa: PTH115
     # Nobody else can change the way to the foothold; behind it without links is within it.
-    if foothold is None or f"{real}/".startswith(f"{foothold.path.rstrip('/')}/"):
+    if f"{real}/".startswith(f"{foothold.path.rstrip('/')}/"):
         return folder
     os.close(folder)
     raise OSError(errno.ELOOP, f"a link leads to {real}, and {foothold.words}", os.fspath(path))

@@ -2,7 +2,7 @@
 
 # Annotations are values here: typer would compile each text twice, which takes a tenth of the start.
 import os
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +17,9 @@ from ddpdoctor.cli.options import (
     VerboseOption,
 )
 from ddpdoctor.cli.output import ReportForm
+
+if TYPE_CHECKING:
+    from ddpdoctor.api.checking import CheckResult
 
 
 def check(
@@ -40,6 +43,14 @@ def check(
     ] = None,
     as_json: JsonOption = False,
     as_markdown: MarkdownOption = False,
+    prometheus: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE.prom",
+            help="Also write metrics, for the textfile collector of node_exporter.",
+            show_default=False,
+        ),
+    ] = None,
     strict: StrictOption = False,
     quick: QuickOption = False,
     fixing: Annotated[
@@ -59,6 +70,8 @@ def check(
     Exit code: 0 nothing failed, 1 something did (or warned, with --strict), 2 wrong usage or no verdict.
     """
     form = ReportForm(as_json=as_json, as_markdown=as_markdown, verbose=verbose, quiet=quiet)
+    if prometheus is not None:
+        _refuse_other_files(prometheus, fixing=fixing, judged=bool(snapshots))
     if fixing or yes or dry_run:
         from ddpdoctor.api.errors import refuse_other_ranks
         from ddpdoctor.cli.fix_check_options import refuse_options
@@ -102,4 +115,27 @@ def check(
         )
         raise typer.Exit(treat(result.examinations[0], result.checks, wish))
     form.print(result)
+    if prometheus is not None:
+        _write_metrics(result, prometheus)
     raise typer.Exit(result.exit_code(strict=strict))
+
+
+def _refuse_other_files(path: str, *, fixing: bool, judged: bool) -> None:
+    if fixing or judged:
+        which = "--fix changes what it would tell" if fixing else "--snapshot judges a file instead"
+        raise typer.BadParameter(f"--prometheus writes the metrics of this host; {which}")
+    if not path.endswith(".prom"):
+        raise typer.BadParameter(f"--prometheus {path}: node_exporter reads files alone whose names end in .prom")
+
+
+def _write_metrics(result: "CheckResult", path: str) -> None:
+    from ddpdoctor.base.error_lines import complain
+    from ddpdoctor.base.text import one_line
+    from ddpdoctor.base.whole_files import write_whole
+
+    try:
+        # node_exporter runs as another user; there is nothing in it but names of checks.
+        write_whole(path, result.to_prometheus().encode(), 0o644)
+    except OSError as error:
+        complain(one_line(f"{path}: the metrics were not written: {error.strerror or error}"))
+        raise typer.Exit(2) from error

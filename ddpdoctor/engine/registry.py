@@ -6,6 +6,7 @@ import difflib
 import importlib
 import inspect
 import re
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
@@ -421,11 +422,19 @@ class Skipped(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What one check came to. Both may be there: it can find something and still miss a fact for the rest."""
+    """What one check came to. Both may be there: it can find something and still miss a fact for the rest.
+
+    Args:
+        check: that judged.
+        findings: of it.
+        not_tested: why something of it could not be judged.
+        seconds: that judging took.
+    """
 
     check: Check
     findings: tuple[Finding, ...] = ()
     not_tested: Skipped | None = None
+    seconds: float = 0.0
 
     @property
     def passed(self) -> bool:
@@ -434,7 +443,13 @@ class Result(msgspec.Struct, frozen=True):
 
 def diagnose(snapshot: Snapshot, plan: Plan, checks: Iterable[Check]) -> tuple[Result, ...]:
     """Judges a snapshot. A check that crashes is that check's result; the others go on."""
-    return tuple(_idle(check, snapshot) or judge(check, snapshot, plan) for check in checks)
+    return tuple(_idle(check, snapshot) or _timed(check, snapshot, plan) for check in checks)
+
+
+def _timed(check: Check, snapshot: Snapshot, plan: Plan) -> Result:
+    began = time.perf_counter()
+    result = judge(check, snapshot, plan)
+    return msgspec.structs.replace(result, seconds=time.perf_counter() - began)
 
 
 def load(checks: Iterable[Check], snapshot: Snapshot) -> None:

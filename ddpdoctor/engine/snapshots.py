@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-import tempfile
 from pathlib import Path
 
 import msgspec
@@ -13,6 +12,7 @@ import msgspec
 from ddpdoctor.base.ownership import ROOT
 from ddpdoctor.base.text import escaped_json
 from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.base.whole_files import write_whole
 from ddpdoctor.engine.output_streams import open_stream
 from ddpdoctor.engine.sanitize_facts import plausible
 from ddpdoctor.facts.snapshot import SCHEMA, Snapshot
@@ -113,16 +113,7 @@ def write_snapshot(snapshot: Snapshot, path: Path) -> None:
             with os.fdopen(stream, "wb") as file:
                 file.write(content)
             return
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-                # By its descriptor: under the name there may be another by now, in a folder of somebody else's.
-                os.fchmod(file.fileno(), _mode(path))
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        write_whole(path, content, _mode(path))
     except OSError as error:
         raise SnapshotError(f"{path}: the snapshot was not written: {error.strerror or error}") from error
 

@@ -11,6 +11,7 @@ __all__ = [
     "live",
     "markdown",
     "merged_findings",
+    "metrics",
     "progress",
     "reported_checkpoints",
     "reported_fixes",

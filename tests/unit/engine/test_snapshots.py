@@ -117,10 +117,10 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.M
     path = tmp_path / "host.json"
     path.write_text("old")
 
-    def full(*arguments: object) -> None:
+    def full(*arguments: object, **options: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Path, "replace", full)
+    monkeypatch.setattr(os, "rename", full)
     with pytest.raises(SnapshotError, match="No space left"):
         write_snapshot(Snapshot(host="new"), path)
     assert path.read_text() == "old"

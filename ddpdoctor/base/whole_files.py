@@ -1,0 +1,36 @@
+"""Writes files whole or not at all, also into folders of other users."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from ddpdoctor.base.ownership import open_folder
+
+
+def write_whole(path: str | os.PathLike[str], content: bytes, mode: int) -> None:
+    """Write a file beside the target and rename it: under that name there is never half a file, and no link there is followed.
+
+    Args:
+        path: of the target; what is there is replaced.
+        content: of it.
+        mode: its permissions, whatever the umask.
+    """
+    target = Path(path)
+    folder = open_folder(target.parent)
+    try:
+        hidden = f".{target.name}.{os.urandom(8).hex()}"
+        handle = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+                # By its descriptor: under the name there may be another by now, in a folder of somebody else's.
+                os.fchmod(file.fileno(), mode)
+            os.rename(hidden, target.name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(hidden, dir_fd=folder)
+            raise
+    finally:
+        os.close(folder)
