@@ -63,6 +63,11 @@ class Stat(msgspec.Struct, frozen=True):
         return self.state in ("Z", "X")
 
     @property
+    def uncollected(self) -> bool:
+        """It has ended with all its threads, and its parent has not asked how yet."""
+        return self.ended and self.threads <= 1
+
+    @property
     def kernel_thread(self) -> bool:
         return bool(self.flags & KERNEL_THREAD)
 

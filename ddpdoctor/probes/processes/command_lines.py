@@ -111,9 +111,16 @@ def is_helper(words: Sequence[str]) -> bool:
 
 def is_tool(words: Sequence[str]) -> bool:
     """Whether it is something that doesn't train, whatever its settings say."""
+    return _package_or_program(words) in _TOOLS
+
+
+def is_ddpdoctor(words: Sequence[str]) -> bool:
+    return _package_or_program(words) == "ddpdoctor"
+
+
+def _package_or_program(words: Sequence[str]) -> str:
     what = program_and_arguments(words)[0]
-    name = what[3:].partition(".")[0] if what.startswith("-m ") else _name(what).removesuffix(".py")
-    return name in _TOOLS
+    return what[3:].partition(".")[0] if what.startswith("-m ") else _name(what).removesuffix(".py")
 
 
 def is_fork_server(words: Sequence[str]) -> bool:

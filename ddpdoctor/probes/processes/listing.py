@@ -165,8 +165,10 @@ class _Look:
         mattering |= self._holders.pids(NVML_SECONDS) & tree.by_pid.keys()
         own = _own_pids(tree)
         mattering |= {os.getpid()} & tree.by_pid.keys()
+        # Who is yet to be collected matters by itself (`_uncollected`), or not at all: every process is that for a moment.
+        relatives = {pid for pid in tree.relatives(mattering) - mattering if not tree.by_pid[pid].stat.uncollected}
         # Where there are too many, rather those that matter than their relatives.
-        chosen = self._limits.first_of_each_user([*sorted(mattering), *sorted(tree.relatives(mattering) - mattering)])
+        chosen = self._limits.first_of_each_user([*sorted(mattering), *sorted(relatives)])
 
         def describe(pid: int) -> Process:
             process = tree.by_pid[pid]
@@ -188,12 +190,12 @@ class _Look:
 
 
 def _uncollected(tree: ObservedTree, found: Roles) -> set[int]:
-    """Find those that have ended, and whose parent has not asked how: Pythons, and what a Python or a launcher has started. Of
-    what they were for, only name and parent are left."""
+    """Find those that have ended, and whose parent has not asked how: Pythons, and what a Python or a launcher has started, but no
+    ddpdoctor. Of what they were for, only name and parent are left."""
     pids = set()
     for process in tree.by_pid.values():
         stat, parent = process.stat, tree.by_pid.get(process.stat.parent)
-        if stat.state != "Z" or stat.age < UNCOLLECTED_SECONDS:
+        if stat.state != "Z" or stat.age < UNCOLLECTED_SECONDS or (parent and parent.is_ddpdoctor):
             continue
         role_of_parent, _ = found.get(stat.parent, (ProcessRole.OTHER, None))
         started_by_job = parent and (parent.is_python or role_of_parent is ProcessRole.LAUNCHER)

@@ -96,6 +96,11 @@ class ObservedProcess:
         """Whether a ddpdoctor started it on its own account, also one of another node's or job's."""
         return isinstance(self.environ, bytes) and b"DDPDOCTOR_INQUIRY=" in self.environ
 
+    @property
+    def is_ddpdoctor(self) -> bool:
+        """Whether it is a ddpdoctor, ours or another, or one of its inquiries."""
+        return self.is_inquiry or commands.is_ddpdoctor(self.words)
+
     @cached_property
     def place(self) -> RankPlace | None:
         """Rank by its settings, or where it has none and is in a process group by its arguments."""

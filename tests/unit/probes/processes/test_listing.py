@@ -49,10 +49,11 @@ class Tree:
         cgroup: bytes = b"0::/\n",
         threads: tuple[bytes, ...] = (),
         inside: str = "",
+        living: int = 3,
     ) -> Path:
         folder = self.root / "proc" / str(pid)
         folder.mkdir()
-        fields = f"{state} {parent} {pid} {pid} 0 -1 4194304 0 0 0 0 150 50 0 0 20 0 3 0 {pid * 100} 0 256 0"
+        fields = f"{state} {parent} {pid} {pid} 0 -1 4194304 0 0 0 0 150 50 0 0 20 0 {living} 0 {pid * 100} 0 256 0"
         (folder / "stat").write_bytes(b"%d (%s) %s" % (pid, name, fields.encode()))
         status = f"Name:\tx\nUid:\t4242\t4242\t4242\t4242\nTracerPid:\t7\nNSpid:\t{pid}\t{inside}\n"
         (folder / "status").write_text(status)
@@ -230,12 +231,29 @@ def test_what_its_parent_collects_during_the_look_is_not_listed(tree: Tree, monk
     assert all(one.pid != 201 for one in tree.look().listed)
 
 
-def test_what_has_just_been_started_and_ended_is_not_listed(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    tree.add(200, words=b"python3\0-c\0pass\0")
-    tree.add(201, 200, b"", state="Z")
+@pytest.mark.parametrize("words", [b"python3\0-c\0pass\0", b"torchrun\0train.py\0"])
+def test_what_has_just_been_started_and_ended_is_not_listed(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch, words: bytes
+) -> None:
+    """Nor because it is a relative of what belongs to a job."""
+    tree.add(200, words=words)
+    tree.add(201, 200, b"", state="Z", living=1)
     # Its start is 20100 ticks after the host's.
     monkeypatch.setattr(listing.time, "clock_gettime", lambda clock: 20100 / TICKS + 1.0)
     assert all(one.pid != 201 for one in tree.look().listed)
+
+
+@pytest.mark.parametrize("mark", ["command", "inquiry"])
+def test_what_another_ddpdoctor_has_started_and_not_collected_yet_is_not_listed(tree: Tree, mark: str) -> None:
+    """Also where that is one of torchrun's ranks: an inquiry that has ended looks like any other."""
+    tree.add(199, words=b"torchrun\0doctor.sh\0")
+    if mark == "command":
+        tree.add(200, 199, b"python3\0/opt/bin/ddpdoctor\0check\0", environ=RANK)
+    else:
+        tree.add(200, 199, b"python3\0-c\0ask()\0", environ=RANK + b"DDPDOCTOR_INQUIRY=1\0")
+    tree.add(201, 200, b"", state="Z", living=1)
+    tree.add(202, 199, b"", state="Z", living=1)
+    assert [one.pid for one in tree.look().listed if one.state == "Z"] == [202]
 
 
 def test_holders(tree: Tree) -> None:
