@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from ddpdoctor.api.errors import SpokenForError as SpokenForError
     from ddpdoctor.api.errors import UnsafeError as UnsafeError
     from ddpdoctor.api.errors import UsageError as UsageError
+    from ddpdoctor.api.fleet_comparison import FleetError as FleetError
+    from ddpdoctor.api.fleet_comparison import FleetResult as FleetResult
+    from ddpdoctor.api.fleet_comparison import fleet as fleet
     from ddpdoctor.api.host_snapshot import HostSnapshot as HostSnapshot
     from ddpdoctor.api.host_snapshot import snapshot as snapshot
     from ddpdoctor.api.leftovers import ZombiesResult as ZombiesResult
@@ -40,6 +43,7 @@ _NAMES: Final = {
     "checking": ("CheckResult", "check"),
     "checkpoint_fixing": ("CheckpointResult", "FixingObserver", "fix_checkpoint"),
     "errors": ("NoVerdictError", "SpokenForError", "UnsafeError", "UsageError"),
+    "fleet_comparison": ("FleetError", "FleetResult", "fleet"),
     "host_snapshot": ("HostSnapshot", "snapshot"),
     "leftovers": ("ZombiesResult", "zombies"),
     "log_diagnosis": ("LogResult", "diagnose_log"),

@@ -125,7 +125,7 @@ def check(
         if limit and not select:
             context = start_probes(python, quick=quick, checkpoints=checkpoints)
         seen = _look_at_everything(context, limit) if limit and context and not ignore else None
-        checks = _selected(select, ignore)
+        checks = selected_checks(select, ignore)
         if checkpoints and not any("checkpoints" in check.groups for check in checks):
             raise UsageError("--select and --ignore leave no check that looks into the --checkpoint")
         if limit is None:
@@ -161,7 +161,12 @@ def _load_checks() -> None:
     import ddpdoctor.report.terminal  # noqa: F401
 
 
-def _selected(chosen: Sequence[str], ignored: Sequence[str]) -> tuple[Check, ...]:
+def selected_checks(chosen: Sequence[str], ignored: Sequence[str]) -> tuple[Check, ...]:
+    """The checks that `--select` and `--ignore` leave.
+
+    Raises:
+        UsageError: a name is no check's and no family's, or none is left.
+    """
     from ddpdoctor.checks.catalogue import select
     from ddpdoctor.engine.registry import UnknownSelection
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import stat
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.api.errors import refuse_empty
 from ddpdoctor.engine.snapshots import SnapshotError as SnapshotError
-from ddpdoctor.engine.snapshots import encode_snapshot, write_snapshot
+from ddpdoctor.engine.snapshots import encode_line, encode_snapshot, write_snapshot
 
 if TYPE_CHECKING:
     from ddpdoctor.facts.snapshot import Snapshot
@@ -28,6 +29,16 @@ class HostSnapshot:
     def to_json(self) -> str:
         """The file's text, which `check` and `diagnose_log` take as `snapshot`."""
         return encode_snapshot(self.facts).decode()
+
+    def to_json_line(self) -> str:
+        """The same in one line."""
+        return encode_line(self.facts).decode()
+
+    def to_lines(self) -> str:
+        """The same packed into short lines, which survive launchers that cut long ones; whoever takes the file's text takes these, too."""
+        from ddpdoctor.engine.snapshot_lines import to_lines
+
+        return to_lines(self.facts)
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the file whole, or not at all.
@@ -54,3 +65,22 @@ def snapshot(python: str | None = None, *, checkpoints: Sequence[str] = (), quic
     from ddpdoctor.probes.session import collect_facts, start_probes
 
     return HostSnapshot(collect_facts(start_probes(python, quick=quick, checkpoints=checkpoints), GROUPS))
+
+
+def is_mixed_with_others(output: int, environ: Mapping[str, str] = os.environ) -> bool:
+    """Tell whether a launcher reads that output, and those of other hosts beside it.
+
+    Args:
+        output: a descriptor.
+        environ: the settings by which launchers tell.
+    """
+    from ddpdoctor.knowledge.launchers import current_launch
+
+    launch = current_launch(environ)
+    if launch is None or launch.launcher == "settings" or (launch.world_size or 2) < 2:
+        return False
+    try:
+        mode = os.fstat(output).st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)

@@ -23,6 +23,7 @@ _COMMANDS = {
     "diagnose-log": "diagnose_log",
     "run": "run",
     "fix-checkpoint": "fix_checkpoint",
+    "fleet": "fleet",
     "snapshot": "snapshot",
     "list": "list_checks",
     "explain": "explain",

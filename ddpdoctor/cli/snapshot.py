@@ -25,20 +25,32 @@ def snapshot(
     python: PythonOption = None,
     checkpoints: CheckpointOption = None,
     quick: QuickOption = False,
+    lines: Annotated[
+        bool,
+        typer.Option(
+            "--lines",
+            help="Print it packed into short lines, as under srun and mpirun: these cut long lines and mix those of several hosts.",
+        ),
+    ] = False,
 ) -> None:
     """Take the facts of this host and judge nothing. Passwords and tokens are left out.
 
-    Judge it anywhere with `ddpdoctor check --snapshot FILE`.
+    Judge it anywhere with `ddpdoctor check --snapshot FILE`, and those of many hosts with `ddpdoctor fleet`.
     """
     from ddpdoctor.api import host_snapshot
     from ddpdoctor.base.error_lines import complain
     from ddpdoctor.base.shell import quoted
     from ddpdoctor.base.text import one_line
 
+    if lines and output not in (None, "-"):
+        raise typer.BadParameter("--lines prints them; --output writes a file")
     with refusals():
         taken = host_snapshot.snapshot(python, checkpoints=checkpoints or (), quick=quick)
     if output is None or output == "-":
-        sys.stdout.write(taken.to_json())
+        if lines or host_snapshot.is_mixed_with_others(1):
+            sys.stdout.write(taken.to_lines())
+        else:
+            sys.stdout.write(taken.to_json() if sys.stdout.isatty() else taken.to_json_line())
         return
     try:
         taken.write(output)

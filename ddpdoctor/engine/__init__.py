@@ -10,5 +10,7 @@ __all__ = [
     "redaction",
     "registry",
     "sanitize_facts",
+    "snapshot_lines",
+    "snapshot_series",
     "snapshots",
 ]

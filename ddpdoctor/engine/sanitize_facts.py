@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from pkgutil import get_data
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -21,6 +21,8 @@ from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.fleet import Fleet
 from ddpdoctor.facts.packages import Packages
 from ddpdoctor.facts.snapshot import Snapshot
+
+T = TypeVar("T")
 
 _WORDS: Final = "plain words"
 _ADDRESS: Final = "an address"
@@ -82,19 +84,25 @@ def plausible(snapshot: Snapshot) -> Snapshot:
     refused: dict[str, object] = {}
     for name in snapshot.__struct_fields__:
         group = getattr(snapshot, name)
-        if isinstance(group, msgspec.Struct) and (wrong := next(_wrong(group), "")):
-            refused[name] = Unknown(f"the snapshot's facts were not taken: {wrong}")
-    if isinstance(snapshot.packages, Packages):
-        # Any package may have brought odd metadata; the others are no worse for it.
-        installed = tuple(package for package in snapshot.packages.installed if not any(_wrong(package)))
-        refused["packages"] = msgspec.structs.replace(snapshot.packages, installed=installed)
-    if isinstance(snapshot.fleet, Fleet) and not _is_consistent(snapshot.fleet):
-        refused["fleet"] = Unknown("the snapshot's facts were not taken: they aren't of one fleet of nodes")
+        if (taken := plausible_group(group)) is not group:
+            refused[name] = taken
     if snapshot.host and not is_host(snapshot.host):
         refused["host"] = ""
-    if snapshot.tool_version and not _is(snapshot.tool_version, "a version"):
+    if snapshot.tool_version and not is_version(snapshot.tool_version):
         refused["tool_version"] = ""
     return msgspec.structs.replace(snapshot, **refused) if refused else snapshot
+
+
+def plausible_group(group: T) -> T | Unknown:
+    """The group of facts as it may be taken, or Unknown with the reason why not."""
+    wrong = next(_wrong(group), "") if isinstance(group, msgspec.Struct) else ""
+    if wrong and isinstance(group, Packages):
+        # Any package may have brought odd metadata; the others are no worse for it.
+        installed = tuple(package for package in group.installed if not any(_wrong(package)))
+        return msgspec.structs.replace(group, installed=installed)
+    if not wrong and isinstance(group, Fleet) and not _is_consistent(group):
+        wrong = "they aren't of one fleet of nodes"
+    return Unknown(f"the snapshot's facts were not taken: {wrong}") if wrong else group
 
 
 def _wrong(struct: msgspec.Struct) -> Iterator[str]:

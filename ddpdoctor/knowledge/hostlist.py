@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 MAX_HOSTS = 65_536
 """More than any cluster has; a range of a billion hosts is a slip or an attack, and isn't written out."""
@@ -76,3 +76,39 @@ def _numbers(text: str) -> tuple[str, ...]:
             raise HostlistError(f"[{text[:40]}] names more than {MAX_HOSTS} hosts")
         found.extend(f"{number:0{len(matched[1])}}" for number in range(first, last + 1))
     return tuple(found)
+
+
+_NUMBERED = re.compile(r"([^.]*?)([0-9]{1,18})([^0-9.]*(?:\..*)?)", re.DOTALL)
+"""A host's name with its last number before the first dot: the domain is the same for all."""
+
+
+def fold(hosts: Iterable[str]) -> str:
+    """Write the hosts as a list, each once: "node[001-064,077],login". `expand` gives the same hosts.
+
+    Args:
+        hosts: names without commas, brackets and blanks at their ends; "" is none.
+    """
+    numbers: dict[tuple[str, str], list[str]] = {}
+    folded: dict[str, None] = {}
+    for host in sorted({*hosts} - {""}):
+        if matched := _NUMBERED.fullmatch(host):
+            numbers.setdefault((matched[1], matched[3]), []).append(matched[2])
+        else:
+            folded[host] = None
+    ranges = (f"{prefix}{_in_brackets(several)}{suffix}" for (prefix, suffix), several in numbers.items())
+    return ",".join((*folded, *ranges))
+
+
+def _in_brackets(numbers: list[str]) -> str:
+    """Numbers in ranges, between brackets unless it is one."""
+    if len(numbers) == 1:
+        return numbers[0]
+    padded = {len(number) for number in numbers if number != str(int(number))}
+    ranges: list[list[str]] = []
+    # "9" and "10" are in a row, "09" and "10", too; "08", "9" and "10" aren't.
+    for text in sorted(numbers, key=lambda number: (len(number) in padded and len(number), int(number))):
+        if ranges and text == f"{int(ranges[-1][-1]) + 1:0{len(ranges[-1][0])}}":
+            ranges[-1][1:] = [text]
+        else:
+            ranges.append([text])
+    return f"[{','.join('-'.join(ends) for ends in ranges)}]"

@@ -15,6 +15,7 @@ __all__ = [
     "progress",
     "reported_checkpoints",
     "reported_fixes",
+    "reported_fleet",
     "reported_jobs",
     "reported_leftovers",
     "reported_log",

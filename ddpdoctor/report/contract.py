@@ -24,6 +24,7 @@ from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.knowledge.netcheck_command import netcheck_command
 from ddpdoctor.report.reported_checkpoints import CheckpointOutcome
 from ddpdoctor.report.reported_fixes import Treatment
+from ddpdoctor.report.reported_fleet import ReportedFleet
 from ddpdoctor.report.reported_jobs import ReportedJob
 from ddpdoctor.report.reported_leftovers import ReportedLeftover
 from ddpdoctor.report.reported_log import ReportedLog
@@ -32,8 +33,8 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class ReportedFinding(msgspec.Struct, frozen=True):
-    """One finding. `node` names the host where several were judged, `rank` the rank where it concerns one; `docs` the page of the check,
-    as a path in the project's repository; `owner` whose it is to mend it."""
+    """One finding. `node` names the host where several were judged, `nodes` all that have the same, as Slurm writes lists of hosts; `rank`
+    the rank where it concerns one; `docs` the page of the check, as a path in the project's repository; `owner` whose it is to mend it."""
 
     slug: str
     family: str
@@ -46,6 +47,7 @@ class ReportedFinding(msgspec.Struct, frozen=True):
     node: str | UnsetType = UNSET
     rank: int | UnsetType = UNSET
     docs: str = ""
+    nodes: str | UnsetType = UNSET
 
 
 class ReportedNotTested(msgspec.Struct, frozen=True):
@@ -136,6 +138,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     log: ReportedLog | UnsetType = UNSET
     """`diagnose-log`: what failed first, of what, and what only followed. `host` is that whose facts the suspicions were held
     against, and empty without --here and --snapshot."""
+    fleet: ReportedFleet | UnsetType = UNSET
+    """`fleet`: each host, who didn't answer, and the odd ones out."""
 
 
 def build_report(

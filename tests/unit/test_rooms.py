@@ -27,6 +27,7 @@ ROOMS = [
     "network_check",
     "smoke_training",
     "checks",
+    "fleet",
     "fixes",
     "run",
     "api",

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpdoctor.knowledge.hostlist import MAX_HOSTS, HostlistError, expand
+from ddpdoctor.knowledge.hostlist import MAX_HOSTS, HostlistError, expand, fold
 
 
 @pytest.mark.parametrize(
@@ -108,3 +108,41 @@ def scontrol(text: str, configuration: Path) -> tuple[str, ...]:
         ["scontrol", "show", "hostnames", text], env=environ, capture_output=True, text=True, check=True, timeout=30
     )
     return tuple(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("hosts", "text"),
+    [
+        ("", ""),
+        ("login", "login"),
+        ("node001 node002 node003 node077 login", "login,node[001-003,077]"),
+        ("n8 n9 n10 n11", "n[8-11]"),
+        ("n08 n09 n10 n9", "n[9,08-10]"),
+        ("n1 n2 n007 n1", "n[1-2,007]"),
+        ("gpu-a1b gpu-a2b", "gpu-a[1-2]b"),
+        ("node01.c2.example node02.c2.example", "node[01-02].c2.example"),
+        ("rack1n1 rack1n2 rack2n1", "rack1n[1-2],rack2n1"),
+        ("node node1", "node,node1"),
+    ],
+)
+def test_folded(hosts: str, text: str) -> None:
+    assert fold(hosts.split()) == text
+
+
+NAMES = st.from_regex(r"\A[a-z0-9_]{1,4}-?[0-9]{0,5}[a-z]?(\.[a-z0-9]{1,3})?\Z")
+
+
+@given(st.lists(NAMES | st.builds("n{:0{}}".format, st.integers(0, 30), st.integers(1, 4)), max_size=60))
+def test_what_is_folded_is_written_out_as_it_was(hosts: list[str]) -> None:
+    written = expand(fold(hosts))
+    assert sorted(written) == sorted(set(hosts))
+    assert fold(written) == fold(hosts)
+
+
+@given(LISTS)
+def test_what_is_written_out_folds_into_the_same_hosts(text: str) -> None:
+    assert set(expand(fold(expand(text)))) == set(expand(text))
+
+
+def test_ten_thousand_in_a_row_are_one_range() -> None:
+    assert fold(f"node{number:05}" for number in range(10_000)) == "node[00000-09999]"

@@ -1,0 +1,108 @@
+"""A snapshot as short lines, each of which says where it belongs: launchers cut long lines, and mix those of several hosts.
+
+srun hands on a kilobyte at a time: of eight hosts that print a snapshot in one line of 60 kB each, it lets two or three arrive whole.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import zlib
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from ddpdoctor.facts.snapshot import Snapshot
+
+MARK: Final = b"ddpdoctor-snapshot"
+DATA_CHARACTERS: Final = 900
+"""Of a line; with what stands before it, it stays below the 1024 bytes that srun hands on at once."""
+MAX_LINES: Final = 9999
+MAX_CONTENT_BYTES: Final = 64 * 1024 * 1024
+"""A few lines may be packed so that they fill any memory."""
+MAX_PENDING_CHARACTERS: Final = 128 * 1024 * 1024
+"""Of snapshots that haven't arrived whole."""
+
+_LINE: Final = re.compile(rb"(.*?)" + MARK + rb" ([0-9a-f]{16}) ([0-9]{1,4})/([0-9]{1,4}) ([A-Za-z0-9+/=]{1,1000})\s*")
+
+
+def to_lines(snapshot: Snapshot) -> str:
+    """Write the snapshot as such lines."""
+    content = msgspec.json.encode(snapshot)
+    data = base64.b64encode(zlib.compress(content, 9)).decode()
+    parts = [data[start : start + DATA_CHARACTERS] for start in range(0, len(data), DATA_CHARACTERS)]
+    head = f"{MARK.decode()} {_digest(content)}"
+    return "".join(f"{head} {number}/{len(parts)} {part}\n" for number, part in enumerate(parts, 1))
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
+
+
+class _Pending:
+    def __init__(self, label: str, count: int) -> None:
+        self.label = label
+        self.count = count
+        self.parts: dict[int, bytes] = {}
+
+
+class SnapshotLines:
+    """Puts snapshots together out of their lines, in whatever order those arrive, and whatever a launcher wrote before them."""
+
+    def __init__(self) -> None:
+        self._pending: dict[bytes, _Pending] = {}
+        self._characters = 0
+
+    def add(self, line: bytes) -> bytes | None:
+        """Take a line. It gives back the snapshot's JSON if that is whole now, b"" where more is to come, and None if it is no such line."""
+        matched = _LINE.fullmatch(line)
+        if not matched:
+            return None
+        label, digest, number, count, data = matched.groups()
+        if not 1 <= int(number) <= int(count):
+            return None
+        pending = self._pending.setdefault(digest, _Pending(label.decode(errors="replace").strip(" :"), int(count)))
+        if int(number) not in pending.parts:
+            pending.parts[int(number)] = data
+            self._characters += len(data)
+        if len(pending.parts) < pending.count:
+            self._forget_oldest()
+            return b""
+        del self._pending[digest]
+        self._characters -= sum(map(len, pending.parts.values()))
+        return _unpacked(pending, digest.decode())
+
+    def _forget_oldest(self) -> None:
+        """Drop what was begun first, where more was begun than memory should hold."""
+        while self._characters > MAX_PENDING_CHARACTERS:
+            oldest = self._pending.pop(next(iter(self._pending)))
+            self._characters -= sum(map(len, oldest.parts.values()))
+
+    def lacking(self) -> Iterator[str]:
+        """Say of each snapshot that hasn't arrived whole what it lacks."""
+        for pending in self._pending.values():
+            missing = pending.count - len(pending.parts)
+            yield f"{pending.label or 'a snapshot'}: {missing} of its {pending.count} lines didn't arrive"
+
+
+def _unpacked(pending: _Pending, digest: str) -> bytes:
+    """The JSON; what isn't whole is handed on as it is, and whoever reads it says so."""
+    try:
+        packed = base64.b64decode(b"".join(pending.parts[number] for number in range(1, pending.count + 1)))
+        content = zlib.decompressobj().decompress(packed, MAX_CONTENT_BYTES)
+    except (ValueError, KeyError, zlib.error):
+        return MARK
+    return content if _digest(content) == digest else MARK
+
+
+def joined(content: bytes) -> bytes:
+    """The JSON of a file or stream of such lines; anything else as it is."""
+    if MARK not in content[:300]:
+        return content
+    lines = SnapshotLines()
+    for line in content.splitlines():
+        if whole := lines.add(line):
+            return whole
+    return content

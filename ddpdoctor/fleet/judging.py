@@ -1,0 +1,124 @@
+"""One snapshot after the other: read, judged, and added to a `Sweep`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from ddpdoctor.base.text import one_line
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.engine.examination import Examination, Verdict
+from ddpdoctor.engine.registry import Check, Result
+from ddpdoctor.engine.snapshot_series import HostInSeries, Remembered, SnapshotSeries
+from ddpdoctor.engine.snapshots import SnapshotError
+from ddpdoctor.facts.environment import value_of
+from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.fleet.comparable import COMPARED_GROUPS, TOOL_VERSION, OwnWords, comparable_facts, json_text
+from ddpdoctor.fleet.sweep import STATES, FleetFinding, FleetHost, Sweep, SweepBuilder
+
+
+class FleetJudge:
+    """Reads and judges snapshots.
+
+    Args:
+        checks: by which they are judged.
+        nproc: ranks planned on each host; None: as many as it has GPUs.
+    """
+
+    def __init__(self, checks: Sequence[Check], nproc: int | None = None) -> None:
+        self._series = SnapshotSeries(checks, nproc)
+        self._builder = SweepBuilder([check.slug for check in checks])
+        self._facts: dict[str, Remembered[int, int]] = {group: Remembered() for group in COMPARED_GROUPS}
+
+    @property
+    def sweep(self) -> Sweep:
+        return self._builder.sweep
+
+    def problem(self, text: str) -> None:
+        """Note why something was not judged."""
+        self._builder.problem(one_line(text))
+
+    def judge(self, content: bytes, source: str) -> None:
+        """Judge one snapshot; what can't be read is a problem, and no error.
+
+        Args:
+            content: as a file or a line has it.
+            source: the file's name, or what tells which line it was.
+        """
+        try:
+            host = self._series.read(content, source)
+        except SnapshotError as error:
+            self.sweep.read += 1
+            self.problem(str(error))
+            return
+        if not host.snapshot.host:
+            self.sweep.read += 1
+            self.problem(f"{source}: it doesn't say which host it is of, or in a way in which no host is called")
+            return
+        self._builder.add(self._judged(host, source))
+
+    def _judged(self, host: HostInSeries, source: str) -> FleetHost:
+        examination = self._series.examine(host)
+        own = OwnWords(host.snapshot)
+        unanswered, applicable = examination.unanswered
+        verdict = examination.conclusion
+        return FleetHost(
+            name=host.snapshot.host,
+            source=one_line(source),
+            taken_at=host.snapshot.taken_at,
+            verdict=verdict,
+            unanswered=f"{unanswered} of {applicable} checks could not be tested" if verdict is Verdict.UNKNOWN else "",
+            states="".join(map(_state, examination.results)),
+            findings=tuple(dict.fromkeys(self._findings(examination, host.snapshot.host))),
+            groups=(
+                self._builder.facts(((TOOL_VERSION, json_text(host.snapshot.tool_version)),)),
+                *(self._group(host, name, own) for name in COMPARED_GROUPS),
+            ),
+            own_words=own.words,
+            models=_models(host.snapshot),
+            pci_models=_pci_models(host.snapshot),
+            partition=value_of(host.snapshot.environment, "SLURM_JOB_PARTITION"),
+        )
+
+    def _group(self, host: HostInSeries, name: str, own: OwnWords) -> int:
+        facts = getattr(host.snapshot, name)
+        if name in host.written and own.stand_in(bytes(host.written[name])):
+            return self._builder.facts(own.replaced(comparable_facts(name, facts)))
+        return self._facts[name].get(host.numbers[name], lambda: self._builder.facts(comparable_facts(name, facts)))
+
+    def _findings(self, examination: Examination, host: str) -> list[int]:
+        own_name = re.compile(rf"(?<![\w.-]){re.escape(host)}(?![\w-])")
+        return [
+            self._builder.finding(
+                FleetFinding(
+                    key=f"{severity.value} {own_name.sub(chr(0), finding.summary)}",
+                    slug=check.slug,
+                    family=check.family,
+                    severity=severity,
+                    owner=finding.owner or check.owner,
+                    finding=finding,
+                    docs=check.docs,
+                    host=host,
+                )
+            )
+            for check, severity, finding in examination.findings
+        ]
+
+
+def _state(result: Result) -> str:
+    if result.findings:
+        severities = [finding.severity or result.check.severity for finding in result.findings]
+        return STATES[min(severities, key=lambda severity: severity.rank).value]
+    return STATES["passed" if result.not_tested is None else result.not_tested.why.value]
+
+
+def _models(snapshot: Snapshot) -> tuple[str, ...]:
+    gpus = snapshot.gpus
+    return () if isinstance(gpus, Unknown) else tuple(sorted({device.name for device in gpus.devices if device.name}))
+
+
+def _pci_models(snapshot: Snapshot) -> tuple[str, ...]:
+    if isinstance(snapshot.pci, Unknown):
+        return ()
+    devices = (*snapshot.pci.nvidia_gpus, *snapshot.pci.amd_gpus)
+    return tuple(sorted({f"{device.vendor:04x}:{device.device:04x}" for device in devices}))

@@ -1,0 +1,322 @@
+"""A sweep as a `Document`: who was looked at, what the checks found and on which hosts, and the odd ones out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from ddpdoctor.base.findings import Severity
+from ddpdoctor.base.text import clip, clip_middle, one_line, plural
+from ddpdoctor.engine.examination import Verdict
+from ddpdoctor.engine.registry import Catalogue
+from ddpdoctor.fleet.changes import ChangeKind
+from ddpdoctor.fleet.comparison import CLOCK, AlikeGroup, OddFact, is_item, shown_value
+from ddpdoctor.fleet.outcome import FleetOutcome, hosts_text
+from ddpdoctor.fleet.sweep import FleetFinding, counts
+from ddpdoctor.report.document import (
+    STYLES,
+    Block,
+    Column,
+    Document,
+    Paragraph,
+    Row,
+    Section,
+    StyledText,
+    Table,
+    ToldFinding,
+    Words,
+)
+
+HOSTS_CHARACTERS: Final = 120
+VALUE_CHARACTERS: Final = 60
+PATH_CHARACTERS: Final = 100
+MAX_ROWS: Final = 25
+"""Of one table; -v shows all."""
+MAX_PROBLEMS: Final = 20
+SETUP_FACTS: Final = 8
+
+Renamed = Callable[[str], str]
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+def fleet_document(
+    outcome: FleetOutcome,
+    catalogue: Catalogue,
+    *,
+    verbose: bool = False,
+    quiet: bool = False,
+    renamed: dict[str, str] | None = None,
+) -> Document:
+    """The report for people.
+
+    Args:
+        outcome: what there is to tell.
+        catalogue: of all checks.
+        verbose: all rows, and each finding with its evidence and fixes.
+        quiet: a line a finding and an odd fact, and the verdict.
+        renamed: what hosts are called in a report that is not to name them.
+    """
+    writer = _Writer(outcome, catalogue, verbose=verbose, renamed=renamed or {})
+    return Document(
+        verdict=outcome.verdict,
+        rows=() if quiet else tuple(writer.rows()),
+        sections=() if quiet else tuple(writer.sections()),
+        lines=tuple(writer.lines()) if quiet else (),
+        outcome=writer.outcome(),
+        counts=writer.counts(),
+        hints=() if quiet else tuple(writer.hints()),
+    )
+
+
+class _Writer:
+    def __init__(self, outcome: FleetOutcome, catalogue: Catalogue, *, verbose: bool, renamed: dict[str, str]) -> None:
+        self._outcome = outcome
+        self._catalogue = catalogue
+        self._verbose = verbose
+        self._renamed = renamed
+
+    # --- words ---
+
+    def _hosts(self, names: Sequence[str]) -> str:
+        return hosts_text([self._renamed.get(name, name) for name in names], 0 if self._verbose else HOSTS_CHARACTERS)
+
+    def _text(self, text: str) -> str:
+        """A text in which hosts may be named."""
+        if not self._renamed:
+            return one_line(text)
+        return one_line(_NAME.sub(self._rename, text))
+
+    def _rename(self, found: re.Match[str]) -> str:
+        word = found[0]
+        first, dot, rest = word.partition(".")
+        return self._renamed.get(word) or f"{self._renamed.get(first, first)}{dot}{rest}"
+
+    # --- the whole ---
+
+    def rows(self) -> Iterator[tuple[str, Words]]:
+        hosts = self._outcome.sweep.hosts
+        yield "hosts", f"{plural(len(hosts), 'host')} out of {plural(self._outcome.sweep.read, 'snapshot')}"
+        for group in self._outcome.groups[:MAX_ROWS]:
+            yield "alike", f"{group.label}: {plural(len(group.hosts), 'host')}, {self._hosts(group.hosts)}"
+
+    def outcome(self) -> str:
+        hosts = self._outcome.sweep.hosts
+        if not hosts:
+            return "No verdict: nothing could be judged"
+        tally = counts(hosts)
+        parts = [
+            f"{tally[verdict]:,} {words if tally[verdict] == 1 else words_of_several}"
+            for verdict, words, words_of_several in (
+                (Verdict.FAIL, "fails", "fail"),
+                (Verdict.UNKNOWN, "has no verdict", "have no verdict"),
+                (Verdict.WARN, "has warnings", "have warnings"),
+                (Verdict.OK, "is without findings", "are without findings"),
+            )
+            if tally[verdict]
+        ]
+        if self._outcome.absent:
+            parts.append(f"{len(self._outcome.absent):,} did not answer")
+        if self._outcome.odd_hosts:
+            odd = len(self._outcome.odd_hosts)
+            parts.append(
+                f"{odd:,} {'differs' if odd == 1 else 'differ'} from hosts like {'it' if odd == 1 else 'them'}"
+            )
+        return f"Of {plural(len(hosts), 'host')} {', '.join(parts)}"
+
+    def counts(self) -> str:
+        problems = len(self._outcome.problems) + max(0, self._outcome.sweep.unnamed_problems - 1)
+        return f"{plural(problems, 'problem')} with what was read." if problems else ""
+
+    def hints(self) -> Iterator[Words]:
+        worst = next(iter(self._outcome.by_finding), None)
+        if worst and worst[0].severity is not Severity.INFO:
+            yield f"More on the first: ddpdoctor explain {worst[0].slug}"
+            host = self._outcome.sweep.hosts[worst[1][0]]
+            if host.source and " " not in host.source and not self._renamed:
+                yield f"One host in full: ddpdoctor check --snapshot {host.source}"
+
+    def lines(self) -> Iterator[Words]:
+        if self._outcome.absent:
+            yield StyledText("FAIL  ", STYLES[Severity.FAIL]), f"no answer from {self._hosts(self._outcome.absent)}"
+        for found, names in self._outcome.by_finding:
+            yield (
+                StyledText(f"{found.severity.value.upper():<6}", STYLES[found.severity]),
+                f"{found.slug}: {self._hosts(names)}: {self._text(found.finding.summary)}",
+            )
+        for fact in self._outcome.held.deviations if self._outcome.held else ():
+            yield StyledText("FAIL  ", STYLES[Severity.FAIL]), f"baseline: {self._odd_words(fact)}"
+        for group in self._outcome.groups:
+            for fact in group.odd:
+                yield StyledText("ODD   ", STYLES[Severity.WARN]), self._odd_words(fact)
+        for problem in self._outcome.problems:
+            yield StyledText("not judged  ", "bold magenta"), self._text(problem)
+
+    def sections(self) -> Iterator[Section]:
+        yield self._answers()
+        yield from self._findings()
+        yield from self._baseline()
+        for group in self._outcome.groups:
+            yield from self._group(group)
+        yield from self._since()
+        yield self._problems()
+
+    # --- parts ---
+
+    def _answers(self) -> Section:
+        blocks: list[Block] = []
+        if absent := self._outcome.absent:
+            text = f"{plural(len(absent), 'host')} did not answer: {self._hosts(absent)}"
+            blocks.append(Paragraph(text, StyledText("FAIL", STYLES[Severity.FAIL]), 6))
+        if unexpected := self._outcome.unexpected:
+            text = f"{plural(len(unexpected), 'host')} answered that nobody expected: {self._hosts(unexpected)}"
+            blocks.append(Paragraph(text, StyledText("INFO", STYLES[Severity.INFO]), 6))
+        return Section(tuple(blocks))
+
+    def _findings(self) -> Iterator[Section]:
+        found = self._outcome.by_finding
+        shown = found if self._verbose else found[:MAX_ROWS]
+        if not shown:
+            return
+        rows = tuple(
+            Row(
+                (StyledText(finding.severity.value.upper(), STYLES[finding.severity]), f"{len(names):,}"),
+                (StyledText(finding.slug, "bold"), f": {self._hosts(names)}: {self._summary(finding, names)}"),
+            )
+            for finding, names in shown
+        )
+        columns = (Column(""), Column("hosts", right=True))
+        yield Section((Table(columns, rows, 0), *_more(len(found) - len(shown))), "What the checks found")
+        if self._verbose:
+            for finding, names in found:
+                if check := self._catalogue.get(finding.slug):
+                    cause = finding.finding.cause or check.section("Why")
+                    where = Paragraph(f"on {self._hosts(names)}; in the words of {self._text(finding.host)}:")
+                    yield Section((where, ToldFinding(check, finding.severity, finding.finding, cause)))
+
+    def _summary(self, found: FleetFinding, names: Sequence[str]) -> str:
+        summary = self._text(found.finding.summary)
+        if len(names) > 1:
+            summary = summary.replace(self._renamed.get(found.host, found.host), "HOST")
+        return summary
+
+    def _baseline(self) -> Iterator[Section]:
+        held = self._outcome.held
+        if held is None:
+            return
+        blocks: list[Block] = []
+        if held.deviations:
+            blocks.append(self._fact_table(held.deviations))
+        if held.unknown:
+            blocks.append(Paragraph(f"Not known on some hosts, so that nobody can say: {_paths(held.unknown)}"))
+        if held.without:
+            blocks.append(Paragraph(f"The baseline has no word of hosts like these: {self._hosts(held.without)}"))
+        if not blocks:
+            blocks.append(Paragraph("Every host has it as the baseline has it."))
+        yield Section(tuple(blocks), "Against the baseline")
+
+    def _group(self, group: AlikeGroup) -> Iterator[Section]:
+        blocks: list[Block] = []
+        if len(group.hosts) == 1:
+            yield Section((Paragraph(f"{group.label}: no other host is like it, so nothing was compared.", ""),))
+            return
+        if group.odd:
+            blocks.append(self._fact_table(group.odd))
+        by_path: dict[str, list[OddFact]] = {}
+        for fact in group.undecided:
+            by_path.setdefault(fact.path, []).append(fact)
+        for path, facts in list(by_path.items())[: None if self._verbose else MAX_ROWS]:
+            values = "; ".join(f"{_value(fact)} on {self._hosts(fact.hosts)}" for fact in facts)
+            blocks.append(Paragraph(f"{path}: no value has a majority: {values}", "", 0, 2))
+        if group.unknown:
+            blocks.append(Paragraph(f"Known on some hosts only: {_paths(group.unknown)}", "", 0, 2))
+        if self._verbose and group.different:
+            text = f"Different on nearly every host, so that nothing follows: {', '.join(group.different)}"
+            blocks.append(Paragraph(text, "", 0, 2))
+        if not blocks:
+            blocks.append(Paragraph(f"All {plural(group.compared, 'fact')} are the same.", "", 0, 2))
+        yield Section(tuple(blocks), f"The odd ones out of {plural(len(group.hosts), 'host')} with {group.label}")
+
+    def _fact_table(self, facts: Sequence[OddFact]) -> Table:
+        shown = facts if self._verbose else facts[:MAX_ROWS]
+        rows = [Row((f"{len(fact.hosts):,}",), self._odd_words(fact)) for fact in shown]
+        if len(facts) > len(shown):
+            rest = facts[len(shown) :]
+            hosts = sorted({name for fact in rest for name in fact.hosts})
+            rows.append(Row((f"{len(hosts):,}",), f"{len(rest):,} more facts, on {self._hosts(hosts)}; -v shows each"))
+        return Table((Column("hosts", right=True),), tuple(rows), 0)
+
+    def _odd_words(self, fact: OddFact) -> str:
+        path = fact.path if self._verbose else clip_middle(fact.path, PATH_CHARACTERS)
+        return f"{self._text(path)}: {self._hosts(fact.hosts)}: {self._text(_difference(fact))}"
+
+    def _since(self) -> Iterator[Section]:
+        changes = self._outcome.changes
+        if changes is None:
+            return
+        styles = {ChangeKind.FAULT: "bold red", ChangeKind.HEALED: "bold green", ChangeKind.GONE: "bold red"}
+        rows = []
+        for change in changes[: None if self._verbose else MAX_ROWS]:
+            values = ""
+            if change.kind is ChangeKind.FACT:
+                values = f": {_shown(change.before)} before, {_shown(change.after)} now"
+            rows.append(
+                Row(
+                    (StyledText(change.kind.value, styles.get(change.kind, "")), f"{len(change.hosts):,}"),
+                    f"{self._text(change.what)}{': ' if change.what else ''}{self._hosts(change.hosts)}{self._text(values)}",
+                )
+            )
+        columns = (Column(""), Column("hosts", right=True))
+        blocks: tuple[Block, ...] = (
+            (Table(columns, tuple(rows), 0), *_more(len(changes) - len(rows))) if rows else (Paragraph("Nothing."),)
+        )
+        yield Section(blocks, "What changed since the last sweep")
+
+    def _problems(self) -> Section:
+        problems = self._outcome.problems
+        shown = problems if self._verbose else problems[:MAX_PROBLEMS]
+        label = StyledText("not judged", "bold magenta")
+        return Section(
+            (*(Paragraph(self._text(problem), label, 12) for problem in shown), *_more(len(problems) - len(shown)))
+        )
+
+
+def _more(count: int) -> tuple[Block, ...]:
+    return (Paragraph(f"and {count:,} more; -v shows each", "", 0, 2),) if count > 0 else ()
+
+
+def _paths(facts: Sequence[OddFact]) -> str:
+    paths = list(dict.fromkeys(fact.path for fact in facts))
+    more = f" and {len(paths) - SETUP_FACTS} more" if len(paths) > SETUP_FACTS else ""
+    return f"{', '.join(paths[:SETUP_FACTS])}{more}"
+
+
+def _shown(value: str) -> str:
+    return clip(shown_value(value), VALUE_CHARACTERS)
+
+
+def _value(fact: OddFact) -> str:
+    return _shown(fact.value)
+
+
+def _difference(fact: OddFact) -> str:
+    """What a host has, and what those like it have."""
+    expected = fact.expected or ""
+    if fact.path == CLOCK:
+        return f"taken at {_value(fact)}, most at about {_shown(expected)}: an old snapshot, or a wrong clock"
+    here, others = shown_value(fact.value), shown_value(expected)
+    on = f"{fact.agreeing:,} of {fact.of:,}"
+    if is_item(fact.path) or "present" in (fact.value, expected):
+        return f"{here}; {others} on {on}"
+    if fact.value[:1] == expected[:1] == "[":
+        mine, theirs = here.split(", "), others.split(", ")
+        lacking = [word for word in theirs if word not in mine]
+        besides = [word for word in mine if word not in theirs]
+        parts = [f"lacks {clip(', '.join(lacking), VALUE_CHARACTERS)}"] if lacking and lacking != ["none"] else []
+        parts += (
+            [f"has {clip(', '.join(besides), VALUE_CHARACTERS)} besides"] if besides and besides != ["none"] else []
+        )
+        if parts:
+            return f"{' and '.join(parts)}, other than {on}"
+    return f"{clip(here, VALUE_CHARACTERS)}; {clip(others, VALUE_CHARACTERS)} on {on}"
