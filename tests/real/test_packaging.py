@@ -32,7 +32,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tar.extractall(source, filter="fully_trusted")
     built = tmp_path_factory.mktemp("built")
     subprocess.run([sys.executable, "-m", "build", "--outdir", built, source], capture_output=True, check=True)
-    assert len(list(built.glob("*.tar.gz"))) == 1
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as tar:
+        packed = {name.partition("/")[2] for name in tar.getnames()}
+    assert {name for name in listed.decode().split("\0") if name.startswith("deploy/")} <= packed
     return next(built.glob("*.whl"))
 
 
