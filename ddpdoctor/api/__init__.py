@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from ddpdoctor.api.log_diagnosis import diagnose_log as diagnose_log
     from ddpdoctor.api.network_checking import NetcheckResult as NetcheckResult
     from ddpdoctor.api.network_checking import netcheck as netcheck
+    from ddpdoctor.api.node_gate import GateResult as GateResult
+    from ddpdoctor.api.node_gate import gate as gate
     from ddpdoctor.api.results import CommandResult as CommandResult
     from ddpdoctor.api.running_jobs import HangResult as HangResult
     from ddpdoctor.api.running_jobs import JobsResult as JobsResult
@@ -44,6 +46,7 @@ _NAMES: Final = {
     "checkpoint_fixing": ("CheckpointResult", "FixingObserver", "fix_checkpoint"),
     "errors": ("NoVerdictError", "SpokenForError", "UnsafeError", "UsageError"),
     "fleet_comparison": ("FleetError", "FleetResult", "fleet"),
+    "node_gate": ("GateResult", "gate"),
     "host_snapshot": ("HostSnapshot", "snapshot"),
     "leftovers": ("ZombiesResult", "zombies"),
     "log_diagnosis": ("LogResult", "diagnose_log"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from ddpdoctor.api.errors import UsageError, refuse_empty
@@ -110,36 +109,63 @@ def check(
     Raises:
         UsageError: the arguments contradict each other, or name what doesn't exist.
     """
-    began = time.monotonic()
     if snapshots and (python is not None or quick):
         raise UsageError("--python and --quick look at this host; --snapshot judges a file instead")
     if snapshots and checkpoints:
         raise UsageError("--checkpoint looks at a file of this host; --snapshot judges another file instead")
     refuse_empty(python=python, checkpoint=checkpoints)
+    if snapshots:
+        return _check_snapshots(snapshots, selected_checks(select, ignore), nproc)
     from ddpdoctor.base.time_limit import TimeLimit
+
+    with TimeLimit("choosing the Python to look at") as limit:
+        return check_host(
+            python, select=select, ignore=ignore, checkpoints=checkpoints, nproc=nproc, quick=quick, limit=limit
+        )
+
+
+def check_host(
+    python: str | None = None,
+    *,
+    select: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    checkpoints: Sequence[str] = (),
+    nproc: int | None = None,
+    quick: bool = False,
+    limit: TimeLimit,
+) -> CheckResult:
+    """Look at this host until the limit's time to look is over, and judge what is seen; the other arguments are those of `check`.
+
+    Raises:
+        UsageError: as `check` does.
+    """
+    began = time.monotonic()
     from ddpdoctor.probes.session import collect_facts, start_probes
 
-    context = None
-    with nullcontext() if snapshots else TimeLimit("choosing the Python to look at") as limit:
-        # Whether a selection needs torch is known only once the checks are loaded; the whole of them does.
-        if limit and not select:
-            context = start_probes(python, quick=quick, checkpoints=checkpoints)
-        seen = _look_at_everything(context, limit) if limit and context and not ignore else None
-        checks = selected_checks(select, ignore)
-        if checkpoints and not any("checkpoints" in check.groups for check in checks):
-            raise UsageError("--select and --ignore leave no check that looks into the --checkpoint")
-        if limit is None:
-            taken, problems = _read(snapshots)
-        else:
-            if context is None:
-                needs_import = bool({"torch", "libraries"} & _groups(checks))
-                context = start_probes(python, quick=quick or not needs_import, checkpoints=checkpoints)
-            taken, problems = [seen or collect_facts(context, _groups(checks), limit=limit)], []
-            limit.stage = "judging what was seen"
-        from ddpdoctor.engine.examination import examine
+    # Whether a selection needs torch is known only once the checks are loaded; the whole of them does.
+    context = None if select else start_probes(python, quick=quick, checkpoints=checkpoints)
+    seen = _look_at_everything(context, limit) if context and not ignore else None
+    checks = selected_checks(select, ignore)
+    if checkpoints and not any("checkpoints" in check.groups for check in checks):
+        raise UsageError("--select and --ignore leave no check that looks into the --checkpoint")
+    if context is None:
+        needs_import = bool({"torch", "libraries"} & _groups(checks))
+        context = start_probes(python, quick=quick or not needs_import, checkpoints=checkpoints)
+    snapshot = seen or collect_facts(context, _groups(checks), limit=limit)
+    limit.stage = "judging what was seen"
+    from ddpdoctor.engine.examination import examine
 
-        examinations = [examine(snapshot, nproc, checks) for snapshot in taken]
-    return CheckResult(examinations, problems, checks, context.python if context else "", time.monotonic() - began)
+    examination = examine(snapshot, nproc, checks)
+    return CheckResult([examination], [], checks, context.python, time.monotonic() - began)
+
+
+def _check_snapshots(paths: Sequence[str], checks: tuple[Check, ...], nproc: int | None) -> CheckResult:
+    from ddpdoctor.engine.examination import examine
+
+    began = time.monotonic()
+    taken, problems = _read(paths)
+    examinations = [examine(snapshot, nproc, checks) for snapshot in taken]
+    return CheckResult(examinations, problems, checks, "", time.monotonic() - began)
 
 
 def _look_at_everything(context: Context, limit: TimeLimit) -> Snapshot:

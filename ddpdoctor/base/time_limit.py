@@ -19,11 +19,11 @@ KILL_SECONDS = 55
 
 
 class TimeLimit:
-    """Ends this process, unless it is left in time. `stage` says what goes on now."""
+    """Ends this process, unless it is left in time; one that isn't entered only says until when to look. `stage` says what goes on now."""
 
-    def __init__(self, stage: str) -> None:
+    def __init__(self, stage: str, look_seconds: float = LOOK_SECONDS) -> None:
         self.stage = stage
-        self.look_until = time.monotonic() + LOOK_SECONDS
+        self.look_until = time.monotonic() + look_seconds
         self._left = threading.Event()
 
     def __enter__(self) -> TimeLimit:

@@ -22,6 +22,7 @@ _COMMANDS = {
     "zombies": "zombies",
     "diagnose-log": "diagnose_log",
     "run": "run",
+    "gate": "gate",
     "fix-checkpoint": "fix_checkpoint",
     "fleet": "fleet",
     "snapshot": "snapshot",
@@ -41,7 +42,8 @@ def _load(name: str) -> Any:
     function = _COMMANDS[name]
     module = import_module(f"ddpdoctor.cli.{function}")
     only = typer.Typer(add_completion=False, **_SETTINGS)
-    only.command(name, context_settings=getattr(module, "CONTEXT", None))(getattr(module, function))
+    settings = getattr(module, "CONTEXT", None)
+    only.command(name, cls=getattr(module, "COMMAND", None), context_settings=settings)(getattr(module, function))
     return typer.main.get_command(only)
 
 

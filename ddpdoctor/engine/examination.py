@@ -68,11 +68,15 @@ class Examination(msgspec.Struct, frozen=True):
         return applicable - reasons.count(None), applicable
 
     @property
+    def has_too_few_answers(self) -> bool:
+        """Whether too many checks could not be tested to call the host well."""
+        unanswered, applicable = self.unanswered
+        return unanswered >= max(MIN_UNANSWERED, MAX_UNANSWERED_SHARE * applicable)
+
+    @property
     def conclusion(self) -> Verdict:
         """The verdict on the host: none where nothing fails, and too many checks could not be tested."""
-        unanswered, applicable = self.unanswered
-        too_few = unanswered >= max(MIN_UNANSWERED, MAX_UNANSWERED_SHARE * applicable)
-        return Verdict.UNKNOWN if too_few and self.verdict is not Verdict.FAIL else self.verdict
+        return Verdict.UNKNOWN if self.has_too_few_answers and self.verdict is not Verdict.FAIL else self.verdict
 
     @property
     def verdict(self) -> Verdict:

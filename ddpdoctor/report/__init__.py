@@ -16,6 +16,7 @@ __all__ = [
     "reported_checkpoints",
     "reported_fixes",
     "reported_fleet",
+    "reported_gate",
     "reported_jobs",
     "reported_leftovers",
     "reported_log",

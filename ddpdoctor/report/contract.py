@@ -25,6 +25,7 @@ from ddpdoctor.knowledge.netcheck_command import netcheck_command
 from ddpdoctor.report.reported_checkpoints import CheckpointOutcome
 from ddpdoctor.report.reported_fixes import Treatment
 from ddpdoctor.report.reported_fleet import ReportedFleet
+from ddpdoctor.report.reported_gate import ReportedGate
 from ddpdoctor.report.reported_jobs import ReportedJob
 from ddpdoctor.report.reported_leftovers import ReportedLeftover
 from ddpdoctor.report.reported_log import ReportedLog
@@ -133,6 +134,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """`zombies`."""
     freed: tuple[str, ...] | UnsetType = UNSET
     """`zombies --kill`."""
+    gate: ReportedGate | UnsetType = UNSET
+    """`gate`: what it came to for its caller; after a job there are `leftovers`, `not_seen` and `freed`, too, of that job."""
     hang: Hang | UnsetType = UNSET
     """`jobs --hang`: where each rank stood, and what the flight recorders say."""
     log: ReportedLog | UnsetType = UNSET

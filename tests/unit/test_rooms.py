@@ -30,6 +30,7 @@ ROOMS = [
     "fleet",
     "fixes",
     "run",
+    "gating",
     "api",
     "cli",
 ]
@@ -118,6 +119,7 @@ SPEAKING_STEP_BY_STEP = {
     "fix_checkpoint": {"checkpoints"},
     "checkpoint_results": {"checkpoints"},
     "run": {"run"},
+    "gate": {"gating"},
 }
 """Modules of the command line that tell, and ask, while something is done, and so know its parts."""
 

@@ -1,0 +1,164 @@
+"""`ddpdoctor gate`: whether this node may be given work, in the language of the scheduler or monitor that asks."""
+
+# Annotations are values here, as in check.py.
+import os
+import sys
+import time
+from contextlib import suppress
+from typing import Annotated, Any, NoReturn
+
+import msgspec
+import typer
+from typer.core import TyperCommand
+
+from ddpdoctor.gating.dialects import DIALECTS, Dialect, GateAnswer
+from ddpdoctor.gating.ruling import no_verdict
+from ddpdoctor.gating.supervision import ALARM_SECONDS, do_in_child, last_resort, seconds_since_start
+
+DETAILS_DESCRIPTOR = 3
+HANDING_OVER_SECONDS = 0.5
+"""Before the time is up, for the answer without a verdict."""
+
+
+class GateCommand(TyperCommand):
+    """Answers as its caller expects where the options are wrong, too: a typing error in slurm.conf must take no node out."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        given = list(args)
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except Exception as error:
+            dialect = _named_caller(given)
+            if dialect is None or not hasattr(error, "format_message"):
+                raise
+            _leave(_wrong_usage(dialect, error.format_message()))
+
+
+COMMAND = GateCommand
+
+
+def gate(
+    caller: Annotated[
+        str, typer.Option("--for", metavar="CALLER", help=f"Who asks: {', '.join(DIALECTS)}.", show_default=False)
+    ],
+    chosen: Annotated[
+        list[str] | None, typer.Option("--select", help="Only these checks or families (comma-separated or repeated).")
+    ] = None,
+    ignored: Annotated[list[str] | None, typer.Option("--ignore", help="Not these checks or families.")] = None,
+    owners: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--owner",
+            help="Whose failures count: node, fabric, user, unknown (comma-separated or repeated). Default: node.",
+            show_default=False,
+        ),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Do not import torch.")] = False,
+    drain: Annotated[
+        bool,
+        typer.Option("--drain", help="Drain this node of Slurm if it fails; undrain it if we had, and it has healed."),
+    ] = False,
+    kill: Annotated[
+        bool, typer.Option("--kill", help="For slurm-epilog: end what is proven to be left over from the job.")
+    ] = False,
+    killswitch: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Names checks that are switched off. Default: /etc/ddpdoctor/killswitch, if it is there.",
+            show_default=False,
+        ),
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="For the whole. Default: what the caller allows.", show_default=False),
+    ] = None,
+) -> None:
+    """Tell a scheduler or monitor, in its own language, whether this node may be given work.
+
+    Only failures that are the node's own count: a user's wrong setting never
+    takes a node out. Exit code: what the caller expects; as Slurm's
+    HealthCheckProgram always 0.
+    """
+    dialect = DIALECTS.get(caller)
+    if dialect is None:
+        raise typer.BadParameter(f"--for {caller}: there is no such caller; there are {', '.join(DIALECTS)}")
+    try:
+        seconds = dialect.seconds_for(timeout)
+    except ValueError as error:
+        _leave(_wrong_usage(dialect, str(error)))
+    left = seconds - seconds_since_start()
+
+    def judge() -> bytes:
+        return _judge(
+            dialect,
+            caller,
+            select=chosen or (),
+            ignore=ignored or (),
+            owners=[name.strip() for names in owners or ["node"] for name in names.split(",")],
+            quick=quick,
+            drain=drain,
+            kill=kill,
+            killswitch=killswitch,
+            timeout=max(0.1, left - HANDING_OVER_SECONDS),
+        )
+
+    with last_resort(left + ALARM_SECONDS, dialect.codes[3]):
+        judged = do_in_child(judge, _end_all, time.monotonic() + left)
+        if judged is None:
+            _leave(dialect.answer(no_verdict(f"it could not be reached within {seconds:g} s"), {}))
+        _leave(msgspec.json.decode(judged, type=GateAnswer))
+
+
+def _judge(dialect: Dialect, caller: str, **arguments: Any) -> bytes:
+    """In the child. Whatever goes wrong is no verdict on the node."""
+    from ddpdoctor.api import node_gate
+
+    try:
+        answer = node_gate.gate(caller, **arguments).answer()
+    except ValueError as error:
+        answer = _wrong_usage(dialect, str(error))
+    except Exception as error:
+        answer = dialect.answer(no_verdict(f"ddpdoctor itself failed ({type(error).__name__}: {error})"), {})
+    return msgspec.json.encode(answer)
+
+
+def _end_all() -> None:
+    """End what the probes have started, if they were ever loaded."""
+    if "ddpdoctor.probes.subprocesses" in sys.modules:
+        sys.modules["ddpdoctor.probes.subprocesses"].end_all()
+
+
+def _named_caller(arguments: list[str]) -> Dialect | None:
+    """The caller that the words of a command line name, whatever else is wrong with them."""
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        if word == "--for" or word.startswith("--for="):
+            return DIALECTS.get(following if word == "--for" else word.partition("=")[2])
+    return None
+
+
+def _wrong_usage(dialect: Dialect, text: str) -> GateAnswer:
+    return dialect.answer(no_verdict(f"wrong usage: {text}"), {})
+
+
+def _leave(answer: GateAnswer) -> NoReturn:
+    """Say it, and end with the caller's exit code, also where nobody reads what is said."""
+    _write(2, answer.stderr)
+    if answer.details and _is_handed_down(DETAILS_DESCRIPTOR):
+        _write(DETAILS_DESCRIPTOR, answer.details)
+    _write(1, answer.stdout)
+    raise typer.Exit(answer.code)
+
+
+def _write(descriptor: int, text: str) -> None:
+    left = memoryview(text.encode("utf-8", "replace"))
+    with suppress(OSError):
+        while left:
+            left = left[os.write(descriptor, left) :]
+
+
+def _is_handed_down(descriptor: int) -> bool:
+    """Whether the caller has opened it for us. What Python opens doesn't outlive an exec."""
+    with suppress(OSError):
+        return os.get_inheritable(descriptor)
+    return False

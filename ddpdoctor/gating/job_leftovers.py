@@ -1,0 +1,99 @@
+"""Finds what a job of Slurm that has just ended left behind on this host, and ends it under the rules of `zombies`.
+
+Root's look takes the job's user for its own: the same doubts, the same two looks. What isn't of this job is not touched, whosever it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from ddpdoctor.base.findings import FAIL, WARN, Owner
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.engine.registry import Catalogue
+from ddpdoctor.facts.processes import Process
+from ddpdoctor.fixes import leftovers
+from ddpdoctor.gating.ruling import Concern
+from ddpdoctor.processes.jobs import setting
+from ddpdoctor.processes.leftovers.ending import Endings, LeftoverLook, end
+from ddpdoctor.processes.leftovers.leftover import Leftover
+from ddpdoctor.report.reported_leftovers import Certainty, Fate, LeftoverKind
+
+JOB_ID: Final = "SLURM_JOB_ID"
+
+
+class FinishedJob(msgspec.Struct, frozen=True):
+    """A job of Slurm. gpus: of this host, that it had, as NVML counts them."""
+
+    number: str
+    uid: int
+    gpus: frozenset[int] = frozenset()
+
+
+def ended_job(environ: Mapping[str, str]) -> FinishedJob | None:
+    """The job that an epilog follows; None where nothing names it."""
+    number, uid = environ.get(JOB_ID, ""), environ.get("SLURM_JOB_UID", "")
+    if not (number.isdecimal() and uid.isdecimal()):
+        return None
+    gpus = frozenset(int(gpu) for gpu in environ.get("SLURM_JOB_GPUS", "").split(",") if gpu.isdecimal())
+    return FinishedJob(number, int(uid), gpus)
+
+
+def look_for(job: FinishedJob) -> LeftoverLook:
+    """Look at this host as the job's user, with the rights that we have."""
+    return as_seen_by(job, leftovers.look())
+
+
+def as_seen_by(job: FinishedJob, look: LeftoverLook) -> LeftoverLook:
+    """The same look, in which what is the job's user's counts as the caller's own."""
+    if isinstance(look.processes, Unknown):
+        return look
+    return msgspec.structs.replace(look, processes=msgspec.structs.replace(look.processes, uid=job.uid))
+
+
+def left_by(job: FinishedJob, look: LeftoverLook) -> tuple[Leftover, ...]:
+    """What of all that is left over is this job's."""
+    return tuple(leftover for leftover in look.leftovers if _is_of(leftover, job, look))
+
+
+def _is_of(leftover: Leftover, job: FinishedJob, look: LeftoverLook) -> bool:
+    if leftover.kind is LeftoverKind.MEMORY:
+        return bool(job.gpus & set(leftover.gpus))
+    if leftover.path:
+        return leftover.certainty is not Certainty.NOT_OURS
+    process = next((process for process in look.listed if process.identity == leftover.identity), None)
+    return process is not None and is_of_job(process, job)
+
+
+def is_of_job(process: Process, job: FinishedJob) -> bool:
+    """Whether it ran in the job's cgroup; or, where it is in no job's, is of the job's user and was started with the job's number."""
+    if process.unit.startswith("job_"):
+        return process.unit == f"job_{job.number}"
+    return process.uid == job.uid and setting(process, JOB_ID) == job.number
+
+
+def end_left(left: Sequence[Leftover], job: FinishedJob, first: LeftoverLook) -> Endings:
+    """End what of it is proven, after a second look some seconds after the first."""
+    endings = Endings()
+    if proven := [leftover for leftover in left if leftover.proven]:
+        end(proven, first, lambda: look_for(job), endings)
+    return endings
+
+
+def leftover_concerns(left: Sequence[Leftover], endings: Endings, checks: Catalogue) -> Iterator[Concern]:
+    """What is still there. It is the job's user's, but for what doesn't even end when it is killed: that the node holds."""
+    fates = {ending.leftover: ending.fate for ending in endings.all}
+    for leftover in left:
+        fate = fates.get(leftover, Fate.LEFT)
+        if fate in (Fate.LEFT, Fate.STAYS):
+            (check,) = checks.standing_for(leftover.kind)
+            held = fate is Fate.STAYS
+            yield Concern(
+                slug=check.slug,
+                severity=FAIL if held else WARN,
+                owner=Owner.NODE if held else Owner.USER,
+                summary=f"{'killed, and still there' if held else 'left over'}: {leftover.what}",
+                commands=(leftover.command,) if leftover.command else (),
+            )

@@ -1,0 +1,151 @@
+"""Drains this node of Slurm and takes that back, by scontrol: under our own prefix, and never over what somebody else has noted."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Collection, Mapping
+from typing import Final
+
+import msgspec
+
+from ddpdoctor.base.text import one_line
+from ddpdoctor.base.unknown import Maybe, Unknown
+from ddpdoctor.gating.ruling import Ruling
+from ddpdoctor.probes.programs import DEFAULT_PATH, find_program
+from ddpdoctor.probes.subprocesses import EndedProgram, run
+
+PREFIX: Final = "ddpdoctor: "
+FOLDERS: Final = f"{DEFAULT_PATH}:/usr/sbin:/opt/slurm/bin"
+"""Where scontrol lies; Slurm's own programs are started without a PATH."""
+SCONTROL_SECONDS: Final = 10.0
+MAX_REASON_BYTES: Final = 256
+NODE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+"""One node: scontrol also takes `ALL`, and lists in brackets."""
+UNTOUCHED_STATES: Final = ("REBOOT", "POWER", "FUTURE", "CLOUD")
+"""In which Slurm itself does something with the node."""
+SKIPPING_WORD: Final = "skip_checks"
+"""In the comment of a job that wants no checks before it, as soperator has it."""
+
+_STATE: Final = re.compile(r"^\s*State=(\S+)", re.MULTILINE)
+_REASON: Final = re.compile(r"^\s*Reason=(.*?)(?: \[[^\[\]]*@[^\[\]]*\])?$", re.MULTILINE)
+_COMMENT: Final = re.compile(r"^\s*Comment=(.*)$", re.MULTILINE)
+_OUR_REASON: Final = re.compile(re.escape(PREFIX) + r"[a-z]+: ([a-z0-9-]+(?:, [a-z0-9-]+)*)(?: and \d+ more)?: ")
+
+
+class NodeState(msgspec.Struct, frozen=True):
+    """What Slurm says of a node. words: "IDLE", "DRAIN"; reason: "" where there is none."""
+
+    words: tuple[str, ...]
+    reason: str
+
+    @property
+    def is_drained(self) -> bool:
+        return "DRAIN" in self.words
+
+    @property
+    def is_in_slurms_hands(self) -> bool:
+        """Whether Slurm itself does something with it."""
+        return any(word.startswith(UNTOUCHED_STATES) for word in self.words)
+
+    @property
+    def drained_for(self) -> tuple[str, ...]:
+        """The checks for which we have drained it; none where the reason isn't ours, to the letter."""
+        found = _OUR_REASON.match(self.reason)
+        return tuple(found[1].split(", ")) if found and self.is_drained else ()
+
+
+def read_node_state(text: str) -> NodeState | None:
+    """Read what `scontrol show node` prints of one node."""
+    state, reason = _STATE.search(text), _REASON.search(text)
+    if state is None:
+        return None
+    words = re.split(r"[+*~#!%$@^-]+", state[1])
+    return NodeState(tuple(word for word in words if word), reason[1].strip() if reason else "")
+
+
+def reason_for(ruling: Ruling) -> str:
+    """The reason with which a node is drained."""
+    # Here and not above: the table has no need of Slurm.
+    from ddpdoctor.gating.dialects import cut
+
+    return cut(PREFIX + one_line(ruling.line), MAX_REASON_BYTES)
+
+
+def mark_node(
+    ruling: Ruling, environ: Mapping[str, str], *, not_judged: Collection[str], until: float
+) -> tuple[str, ...]:
+    """Drain this node where the gate is closed, and take that back where it is open again.
+
+    Args:
+        ruling: what the gate came to; without a verdict nothing is done.
+        environ: names the node (SLURMD_NODENAME).
+        not_judged: checks of which this pass says nothing: what they have drained stays so.
+        until: by the monotonic clock.
+    Returns:
+        What was done, or left undone and why, in words; nothing where there was nothing to do.
+    """
+    if ruling.verdict == "unknown":
+        return ()
+    name = environ.get("SLURMD_NODENAME", "")
+    if not NODE_NAME.fullmatch(name) or name.upper() == "ALL":
+        return ("nothing was drained or undrained: SLURMD_NODENAME doesn't name this node",)
+    node = _ask(name, environ, until)
+    if isinstance(node, Unknown):
+        return (f"nothing was drained or undrained: {node.reason}",)
+    if ruling.verdict == "fail":
+        return _drain(name, node, ruling, environ, until)
+    return _undrain(name, node, not_judged, environ, until)
+
+
+def _drain(name: str, node: NodeState, ruling: Ruling, environ: Mapping[str, str], until: float) -> tuple[str, ...]:
+    if node.reason and not _OUR_REASON.match(node.reason):
+        return (f"{name} was not drained: its reason is somebody else's: {node.reason}",)
+    if node.is_in_slurms_hands or (node.is_drained and not node.reason):
+        return (f"{name} was not drained: it is {'+'.join(node.words)} already",)
+    if node.drained_for == ruling.slugs:
+        return (f"{name} is drained already",)
+    ended = _scontrol(("update", f"NodeName={name}", "State=DRAIN", f"Reason={reason_for(ruling)}"), environ, until)
+    return (f"{name} was drained" if ended.ok else f"{name} could not be drained: {_why(ended)}",)
+
+
+def _undrain(
+    name: str, node: NodeState, not_judged: Collection[str], environ: Mapping[str, str], until: float
+) -> tuple[str, ...]:
+    if not node.drained_for:
+        return (f"{name} stays drained: {node.reason or 'no reason is given'}",) if node.is_drained else ()
+    if unseen := [slug for slug in node.drained_for if slug in not_judged]:
+        return (f"{name} stays drained: this pass says nothing of {', '.join(unseen)}",)
+    # Not RESUME, which would also bring back a node that is down.
+    ended = _scontrol(("update", f"NodeName={name}", "State=UNDRAIN"), environ, until)
+    return (f"{name} was undrained" if ended.ok else f"{name} could not be undrained: {_why(ended)}",)
+
+
+def job_skips_checks(environ: Mapping[str, str], until: float) -> bool:
+    """Whether the comment of the job, if Slurm names one, asks for no checks. It is asked for by scontrol where the environment
+    lacks it; no answer is no."""
+    job = environ.get("SLURM_JOB_ID", "")
+    comment = environ.get("SLURM_JOB_COMMENT")
+    if comment is None and job.isdecimal():
+        ended = _scontrol(("show", "job", job), environ, until)
+        found = _COMMENT.search(ended.text) if ended.ok else None
+        comment = found[1] if found else ""
+    return SKIPPING_WORD in re.split(r"[\s,;]+", comment or "")
+
+
+def _ask(name: str, environ: Mapping[str, str], until: float) -> Maybe[NodeState]:
+    ended = _scontrol(("show", "node", name), environ, until)
+    node = read_node_state(ended.text) if ended.ok else None
+    return node or Unknown(f"scontrol doesn't tell the state of {name}: {_why(ended)}")
+
+
+def _scontrol(arguments: tuple[str, ...], environ: Mapping[str, str], until: float) -> EndedProgram:
+    program = find_program("scontrol", f"{environ.get('PATH', '')}:{FOLDERS}")
+    if program is None:
+        return EndedProgram(failed_to_start="there is no scontrol")
+    return run((program, *arguments), min(SCONTROL_SECONDS, max(0.1, until - time.monotonic())), environ=environ)
+
+
+def _why(ended: EndedProgram) -> str:
+    said = ended.stderr.decode("utf-8", "replace") or ended.text
+    return ended.why_no_answer(SCONTROL_SECONDS) or one_line(said) or f"exit code {ended.returncode}"

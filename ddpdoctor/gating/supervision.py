@@ -1,0 +1,120 @@
+"""Ends a gate in time whatever hangs: the work is done by a child, and its parent answers without a verdict where that doesn't.
+
+The parent asks the host for nothing but its own age, so nothing that a sick node does can hold it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final, NoReturn
+
+END_SECONDS: Final = 2.0
+"""Time for the child to end what it has started, before it is killed."""
+ALARM_SECONDS: Final = 2.0
+"""After the child's death, for the answer to be written."""
+
+
+def seconds_since_start() -> float:
+    """Seconds for which this process has run, loading its modules included; 0.0 where the kernel doesn't say."""
+    try:
+        start = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - start / os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+@contextmanager
+def last_resort(seconds: float, code: int) -> Iterator[None]:
+    """End this process with that code if it hasn't left in time, as where nobody reads what it writes."""
+
+    def end(number: int, frame: object) -> NoReturn:
+        os._exit(code)
+
+    signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, max(0.1, seconds))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def do_in_child(work: Callable[[], bytes], end: Callable[[], None], until: float) -> bytes | None:
+    """Do the work in a child process, which is ended if it takes too long.
+
+    Args:
+        work: gives the answer.
+        end: ends whatever the work has started.
+        until: by the monotonic clock.
+    Returns:
+        The answer; None where there is none in time.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        _work(work, end, writing)
+    os.close(writing)
+    try:
+        answer = _read(reading, until)
+    finally:
+        os.close(reading)
+        _end(child)
+    return answer
+
+
+def _work(work: Callable[[], bytes], end: Callable[[], None], writing: int) -> NoReturn:
+    """In the child: hand the answer over, and never come back."""
+    # What a library prints is no part of the answer.
+    os.dup2(2, 1)
+    code = 1
+    try:
+        answer = memoryview(work())
+        while answer:
+            answer = answer[os.write(writing, answer) :]
+        code = 0
+    finally:
+        # Also when a signal has raised something: a traceback helps nobody, and the parent's code must not run twice.
+        with suppress(BaseException):
+            end()
+        os._exit(code)
+
+
+def _read(reading: int, until: float) -> bytes | None:
+    """All that the child writes; None where it ends without a word, or too late."""
+    chunks: list[bytes] = []
+    poll = select.poll()
+    poll.register(reading, select.POLLIN)
+    while poll.poll(max(0.0, until - time.monotonic()) * 1000):
+        if not (chunk := os.read(reading, 65536)):
+            return b"".join(chunks) or None
+        chunks.append(chunk)
+    return None
+
+
+def _end(child: int) -> None:
+    """Let it end what it has started, then kill it. One that hangs in the kernel isn't waited for."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if _has_ended(child, 0.0):
+            return
+        with suppress(ProcessLookupError):
+            os.kill(child, number)
+        if _has_ended(child, END_SECONDS if number == signal.SIGTERM else 0.2):
+            return
+
+
+def _has_ended(child: int, seconds: float) -> bool:
+    until = time.monotonic() + seconds
+    while True:
+        with suppress(ChildProcessError):
+            if os.waitpid(child, os.WNOHANG)[0] == 0:
+                if time.monotonic() >= until:
+                    return False
+                time.sleep(0.01)
+                continue
+        return True

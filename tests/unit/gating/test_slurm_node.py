@@ -1,0 +1,150 @@
+"""What Slurm says of a node, and of whom its reason is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.base.findings import FAIL, Owner
+from ddpdoctor.gating.ruling import Concern, no_verdict, rule
+from ddpdoctor.gating.slurm_node import NodeState, job_skips_checks, mark_node, read_node_state, reason_for
+
+SHOWN = """NodeName=n2 Arch=x86_64 CoresPerSocket=1
+   CPUAlloc=0 CPUEfctv=8 CPUTot=8 CPULoad=0.02
+   State={state} ThreadsPerCore=1 TmpDisk=0 Weight=1 Owner=N/A MCS_label=N/A
+   Partitions=all
+   Reason={reason} [root@2026-11-28T02:00:00]
+"""
+SICK = rule(
+    [Concern(slug="xid-error", severity=FAIL, owner=Owner.NODE, summary="Xid 79: GPU 3 [0000:3b:00] fell off")],
+    passed=1,
+    blind="",
+)
+WELL = rule([], passed=5, blind="")
+OURS = "ddpdoctor: node: xid-error: Xid 79: GPU 3 [0000:3b:00] fell off"
+SOON = 1e12
+
+
+def test_the_state_of_a_node_is_read() -> None:
+    assert read_node_state(SHOWN.format(state="IDLE+DRAIN", reason="a [b] c")) == NodeState(
+        ("IDLE", "DRAIN"), "a [b] c"
+    )
+    assert read_node_state("NodeName=n1\n   State=MIXED*+CLOUD+POWERED_DOWN Threads=1\n") == NodeState(
+        ("MIXED", "CLOUD", "POWERED_DOWN"), ""
+    )
+    assert read_node_state("Node n9 not found") is None
+
+
+def test_our_own_reason_is_known_to_the_letter() -> None:
+    assert reason_for(SICK) == OURS
+    drained = NodeState(("IDLE", "DRAIN"), OURS)
+    assert drained.drained_for == ("xid-error",)
+    several = "ddpdoctor: node: a-b, c-d and 2 more: it is so"
+    assert NodeState(("DRAIN",), several).drained_for == ("a-b", "c-d")
+    for reason in ("ddpdoctor: RMA 4711, leave it out", "NHC: ddpdoctor: node: a: b", "Prolog error", ""):
+        assert NodeState(("DRAIN",), reason).drained_for == ()
+
+
+class Scontrol:
+    """A stand-in that shows a node, and notes what it was asked to change."""
+
+    def __init__(self, folder: Path, state: str, reason: str) -> None:
+        shown = folder / "shown"
+        shown.write_text(SHOWN.format(state=state, reason=reason) if reason else f"NodeName=n2\n   State={state} X=1\n")
+        self.asked = folder / "asked"
+        program = folder / "scontrol"
+        program.write_text(
+            f'#!/bin/sh\nif [ "$1" = show ]; then cat {shown}; else printf "%s\\n" "$@" >>{self.asked}; fi\n'
+        )
+        program.chmod(0o755)
+        self.environ = {"PATH": f"{folder}:/usr/bin:/bin", "SLURMD_NODENAME": "n2"}
+
+    @property
+    def changes(self) -> list[str]:
+        return self.asked.read_text().splitlines() if self.asked.exists() else []
+
+
+def test_a_sick_node_is_drained(tmp_path: Path) -> None:
+    slurm = Scontrol(tmp_path, "IDLE", "")
+    assert mark_node(SICK, slurm.environ, not_judged=(), until=SOON) == ("n2 was drained",)
+    assert slurm.changes == ["update", "NodeName=n2", "State=DRAIN", f"Reason={OURS}"]
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "words"),
+    [
+        ("IDLE+DRAIN", "disk swap, ask ann", "its reason is somebody else's: disk swap, ask ann"),
+        ("IDLE", "a note", "its reason is somebody else's"),
+        ("DOWN", "Not responding", "its reason is somebody else's"),
+        ("IDLE+DRAIN", "", "it is IDLE+DRAIN already"),
+        ("IDLE+REBOOT_REQUESTED", "", "REBOOT_REQUESTED already"),
+        ("IDLE+POWERED_DOWN", "", "POWERED_DOWN already"),
+        ("IDLE+DRAIN", OURS, "is drained already"),
+    ],
+)
+def test_what_somebody_else_has_done_stays(tmp_path: Path, state: str, reason: str, words: str) -> None:
+    slurm = Scontrol(tmp_path, state, reason)
+    (told,) = mark_node(SICK, slurm.environ, not_judged=(), until=SOON)
+    assert words in told
+    assert slurm.changes == []
+
+
+def test_another_illness_gets_a_new_reason(tmp_path: Path) -> None:
+    slurm = Scontrol(tmp_path, "IDLE+DRAIN", "ddpdoctor: node: local-firewall: it drops")
+    assert mark_node(SICK, slurm.environ, not_judged=(), until=SOON) == ("n2 was drained",)
+    assert slurm.changes[-1] == f"Reason={OURS}"
+
+
+def test_a_healed_node_is_undrained_if_we_had_drained_it(tmp_path: Path) -> None:
+    slurm = Scontrol(tmp_path, "IDLE+DRAIN", OURS)
+    assert mark_node(WELL, slurm.environ, not_judged={"local-firewall"}, until=SOON) == ("n2 was undrained",)
+    assert slurm.changes == ["update", "NodeName=n2", "State=UNDRAIN"]
+
+
+@pytest.mark.parametrize("reason", ["disk swap, ask ann", "ddpdoctor: RMA 4711, leave it out", "Prolog error", ""])
+def test_another_reason_stays_when_all_is_well(tmp_path: Path, reason: str) -> None:
+    slurm = Scontrol(tmp_path, "IDLE+DRAIN", reason)
+    (told,) = mark_node(WELL, slurm.environ, not_judged=(), until=SOON)
+    assert "stays drained" in told
+    assert slurm.changes == []
+
+
+def test_what_this_pass_did_not_see_stays_drained(tmp_path: Path) -> None:
+    slurm = Scontrol(tmp_path, "IDLE+DRAIN", OURS)
+    assert mark_node(WELL, slurm.environ, not_judged={"xid-error"}, until=SOON) == (
+        "n2 stays drained: this pass says nothing of xid-error",
+    )
+    assert mark_node(no_verdict("blind"), slurm.environ, not_judged=(), until=SOON) == ()
+    assert slurm.changes == []
+
+
+@pytest.mark.parametrize("name", ["", "ALL", "all", "n[1-9]", "n1,n2", "-n", "n1 State=DOWN"])
+def test_nothing_is_drained_but_one_node(tmp_path: Path, name: str) -> None:
+    slurm = Scontrol(tmp_path, "IDLE", "")
+    environ = {**slurm.environ, "SLURMD_NODENAME": name}
+    assert "SLURMD_NODENAME" in mark_node(SICK, environ, not_judged=(), until=SOON)[0]
+    assert slurm.changes == []
+
+
+def test_a_scontrol_that_hangs_is_not_waited_for(tmp_path: Path) -> None:
+    program = tmp_path / "scontrol"
+    program.write_text("#!/bin/sh\nexec sleep 1000\n")
+    program.chmod(0o755)
+    (told,) = mark_node(SICK, {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURMD_NODENAME": "n2"}, not_judged=(), until=0.0)
+    assert "no answer within" in told
+
+
+def test_a_jobs_comment_skips_by_a_word_of_its_own(tmp_path: Path) -> None:
+    def skips(comment: str) -> bool:
+        return job_skips_checks({"SLURM_JOB_COMMENT": comment}, SOON)
+
+    assert skips("skip_checks")
+    assert skips("ours,skip_checks;x")
+    assert not skips("no_skip_checks")
+    assert not skips("")
+    program = tmp_path / "scontrol"
+    program.write_text("#!/bin/sh\nprintf 'JobId=%s\\n   Comment=skip_checks \\n' $3\n")
+    program.chmod(0o755)
+    assert job_skips_checks({"SLURM_JOB_ID": "7", "PATH": f"{tmp_path}:/usr/bin:/bin"}, SOON)
+    assert not job_skips_checks({"PATH": f"{tmp_path}:/usr/bin:/bin"}, SOON)
