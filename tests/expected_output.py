@@ -11,7 +11,6 @@ Written by python -m tests.regenerate. The same on every machine, for every user
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -24,15 +23,13 @@ from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.engine.examination import Examination, examine
 from ddpdoctor.hang.render import hang_document
 from ddpdoctor.logs.diagnosis import LogJudgement, judge_log
-from ddpdoctor.logs.match.wanted_signs import vocabulary
-from ddpdoctor.logs.reading import read_logs
 from ddpdoctor.logs.render import log_document
 from ddpdoctor.logs.render_words import judged_as
 from ddpdoctor.report.check_results import result_sections
 from ddpdoctor.report.document import Document
 from ddpdoctor.report.terminal import text_of
 from ddpdoctor.smoke_training.render import smoke_document
-from tests.log_corpus import LOGS, CorpusLog, corpus
+from tests.log_corpus import LOGS, corpus, log_of
 from tests.support.fixture_hosts import HOSTS, host_cases, slugs_with_hosts
 from tests.support.registered_checks import find_check
 
@@ -110,21 +107,9 @@ def _line_on_host(examination: Examination) -> str:
 def _log_cases(slug: str) -> Iterator[tuple[str, str, bool]]:
     """The same of logs."""
     for log in corpus(slug):
-        judgement = _judged(log)
+        judgement = judge_log(log_of(log.path), catalogue())
         text = _report_on_log(judgement) if log.sick else _line_on_log(judgement)
         yield f"logs/{log.name}", text, log.sick
-
-
-def _judged(log: CorpusLog) -> LogJudgement:
-    """As if the command were given from within the folder of the log: its report names the file as it was given."""
-    before = Path.cwd()
-    os.chdir(log.path.parent)
-    try:
-        return judge_log(
-            read_logs([log.path.name], stdin=io.BytesIO(), vocabulary=vocabulary(catalogue())), catalogue()
-        )
-    finally:
-        os.chdir(before)
 
 
 def _report_on_log(judgement: LogJudgement) -> str:

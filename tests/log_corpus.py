@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import io
+import os
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -36,6 +37,7 @@ from ddpdoctor.logs.analyze.rank_attribution import ATTRIBUTIONS
 from ddpdoctor.logs.analyze.rules import IGNORED, LogRule
 from ddpdoctor.logs.analyze.verdict import TOPICS, LogVerdict, RunOutcome, verdict_of
 from ddpdoctor.logs.match.wanted_signs import vocabulary
+from ddpdoctor.logs.reading import read_logs
 from tests.log_sign_files import use_files
 
 LOGS = Path(__file__).parent.parent / "fixtures" / "logs"
@@ -129,9 +131,10 @@ class Judged(msgspec.Struct, frozen=True):
         return not self.of.sick and not self.right
 
 
-def corpus(slug: str = "*") -> list[CorpusLog]:
+@cache
+def corpus(slug: str = "*") -> tuple[CorpusLog, ...]:
     """All logs, by folder and name; or those of one folder."""
-    return [log for path in sorted(LOGS.glob(f"{slug}/{CASES}")) for log in _logs_of(path)]
+    return tuple(log for path in sorted(LOGS.glob(f"{slug}/{CASES}")) for log in _logs_of(path))
 
 
 def _logs_of(cases: Path) -> list[CorpusLog]:
@@ -155,10 +158,13 @@ def text_of(path: Path) -> str:
 
 @cache
 def log_of(path: Path) -> Log:
-    """What is read of it."""
-    from ddpdoctor.logs.reading import read_logs
-
-    return read_logs([str(path)], stdin=io.BytesIO(), vocabulary=vocabulary(catalogue()))
+    """What is read of it, as if the command were given from within its folder: reports name a file as it was given."""
+    before = Path.cwd()
+    os.chdir(path.parent)
+    try:
+        return read_logs([path.name], stdin=io.BytesIO(), vocabulary=vocabulary(catalogue()))
+    finally:
+        os.chdir(before)
 
 
 def judged(one: CorpusLog) -> Judged:
@@ -325,7 +331,7 @@ def main() -> int:
     return 0 if all(one.right for one in every) else 1
 
 
-def _chosen(names: Sequence[str]) -> list[CorpusLog]:
+def _chosen(names: Sequence[str]) -> Sequence[CorpusLog]:
     every = corpus()
     if not names:
         return every

@@ -39,6 +39,7 @@ def generated() -> dict[Path, str]:
     """Path to the text that should stand there."""
     index = check_index.index()
     log_sign_files.use_files()
+    figures = log_corpus.figures()  # First: what it reads of the logs, the workers that render them inherit.
     expected = expected_output.all_expected()
     return {
         check_index.INDEX: index,
@@ -47,7 +48,7 @@ def generated() -> dict[Path, str]:
         ACCURACY: _with(
             _with(ACCURACY.read_text(encoding="utf-8"), LOOP_BEGIN, closed_loop.table(), LOOP_END),
             CORPUS_BEGIN,
-            log_corpus.figures(),
+            figures,
             CORPUS_END,
         ),
         SETTINGS: settings_page.page(),
