@@ -31,7 +31,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with tarfile.open(archive) as tar:
         tar.extractall(source, filter="fully_trusted")
     built = tmp_path_factory.mktemp("built")
-    subprocess.run([sys.executable, "-m", "build", "--outdir", built, source], capture_output=True, check=True)
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", built, source]
+    subprocess.run(command, capture_output=True, check=True)
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as tar:
         packed = {name.partition("/")[2] for name in tar.getnames()}
@@ -41,9 +42,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_installed_elsewhere_it_has_every_check(wheel: Path, tmp_path: Path) -> None:
     environment = tmp_path / "venv"
-    venv.create(environment, with_pip=True)
+    venv.create(environment)
     python = environment / "bin" / "python"
-    subprocess.run([python, "-m", "pip", "install", "-q", wheel], capture_output=True, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "pip", "--python", python, "install", "-q", wheel], capture_output=True, check=True
+    )
     count = (
         "from ddpdoctor.checks.catalogue import all_checks; import ddpdoctor; checks = all_checks(); "
         "print(len(checks), sum(len(check.log_signs) for check in checks), ddpdoctor.__file__)"

@@ -23,7 +23,7 @@ from ddpdoctor.logs.reading import read_logs
 NOISE = random.Random(7)
 TEXT = "".join(f"step {step} loss {NOISE.random()}\n" for step in range(100_000))
 TRACEBACK = "Traceback (most recent call last):\n  File \"train.py\", line 3, in <module>\n    f()\nKeyError: 'x'\n"
-WHOLE = gzip.compress((TEXT + TRACEBACK).encode())
+WHOLE = gzip.compress((TEXT + TRACEBACK).encode(), 1)
 
 
 def read(*paths: Path | str, stdin: bytes = b"") -> Log:
