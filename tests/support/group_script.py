@@ -19,6 +19,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _dump_fr_trace
 
+# Who dumps a recorder's stacks asks it for generated code, and would import it first: seconds, in each rank.
+torch._inductor = None  # type: ignore[assignment]
+
 FOLDER = Path(os.environ["RUNNING_JOB"])
 RANK = int(os.environ["RANK"])
 STEPS_OF_ONE_KIND = 20
