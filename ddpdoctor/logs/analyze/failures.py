@@ -41,6 +41,7 @@ OF_MORE: Final = ("srun", "kubernetes", "determined")
 """Where they name no rank, they speak of another launcher, a container or a job, which end so when a rank of theirs has failed."""
 
 _HEADER: Final = "Traceback (most recent call last)"
+_NCCL: Final = compile_lazily(r"(?:\[[^\]]*\] )?(?P<host>[\w.-]+):(?P<pid>\d+):\d+ \[\d+\] ")
 _EXCEPTION: Final = compile_lazily(r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception): ")
 """Of a rank's own, whose traceback isn't in the log."""
 _SKIPS: Final = compile_lazily(r"(?i)\bskip(?:s|ping|ped)? (?:this |the |that |current )*(?:(?:mini-?)?batch|sample)\b")
@@ -330,21 +331,26 @@ def _is_among_unlabelled(exited: ProcessExit, words: SpokenWords) -> bool:
 
 
 EXPLANATIONS: Final = (
-    LogRule("speaks-itself", "explains", "apex-arch-missing/near-miss-torch-itself.log", _speaks_itself),
-    LogRule(
-        "only-one-spoke", "explains", "logs/test_log_nodes.py::test_the_node_with_the_traceback_leads", _is_of_only_one
-    ),
-    LogRule("rank-without-end", "explains", "nccl-version-mismatch/sick-torchrun-under-srun.log", _may_be_of),
-    LogRule(
-        "aborted-for-a-loss",
-        "explains",
-        "checkpoint-save-timeout/sick-deepspeed-consolidating.log",
-        _is_aborted_for_a_loss,
-    ),
-    LogRule("not-heard", "explains", "container-lost-gpu/sick-nvidia-smi.log", _is_not_heard),
-    LogRule("among-unlabelled", "explains", "container-network-isolated/near-miss-docker0.log", _is_among_unlabelled),
+    LogRule("speaks-itself", "apex-arch-missing/near-miss-torch-itself.log", _speaks_itself),
+    LogRule("only-one-spoke", "user-code-error/sick-two-nodes-cut-off.log", _is_of_only_one),
+    LogRule("rank-without-end", "nccl-version-mismatch/sick-torchrun-under-srun.log", _may_be_of),
+    LogRule("aborted-for-a-loss", "checkpoint-save-timeout/sick-deepspeed-consolidating.log", _is_aborted_for_a_loss),
+    LogRule("not-heard", "container-lost-gpu/sick-nvidia-smi.log", _is_not_heard),
+    LogRule("among-unlabelled", "container-network-isolated/near-miss-docker0.log", _is_among_unlabelled),
 )
 """By what a rank itself says why it ended, or it can't be known that it didn't."""
+
+
+def process_of(line: LogLine) -> tuple[str, str] | None:
+    """Read the host and the pid that NCCL writes before its lines."""
+    found = _NCCL.match(line.text)
+    return (found["host"], found["pid"]) if found else None
+
+
+def is_of_process(line: LogLine, exited: ProcessExit) -> bool:
+    """Whether it is a line of NCCL's, of the process that a launcher tells the end of."""
+    process = process_of(line)
+    return process is not None and str(exited.pid) == process[1] and exited.host in ("", process[0])
 
 
 def is_of(line: LogLine, exited: ProcessExit) -> bool:
@@ -353,6 +359,8 @@ def is_of(line: LogLine, exited: ProcessExit) -> bool:
         return line.rank == exited.rank
     if line.local_rank is not None and exited.local_rank is not None:
         return line.local_rank == exited.local_rank and (not line.host or not exited.host or line.host == exited.host)
+    if is_of_process(line, exited):
+        return True
     # On the first node both numbers are the same.
     same = line.host == exited.line.host or not line.host or not exited.line.host
     return same and line.rank is not None and exited.rank is None and line.rank == exited.local_rank

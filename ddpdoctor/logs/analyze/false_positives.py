@@ -132,9 +132,9 @@ def _is_wait_that_ended(match: SignMatch, context: SightingContext) -> bool:
 
 
 REFUTATIONS: Final = (
-    LogRule("misread", "drops", "ckpt-world-size-mismatch/near-miss-nobody-has-it.log", _is_misread),
-    LogRule("wait-that-ended", "drops", "healthy/dump-flag-after-the-end.log", _is_wait_that_ended),
-    LogRule("contradicted", "drops", "apex-build-failed/near-miss-second-try.log", _is_contradicted),
-    LogRule("got-over", "drops", "apex-build-isolation/near-miss-second-try.log", _is_got_over),
+    LogRule("misread", "ckpt-world-size-mismatch/near-miss-nobody-has-it.log", _is_misread),
+    LogRule("wait-that-ended", "healthy/dump-flag-after-the-end.log", _is_wait_that_ended),
+    LogRule("contradicted", "apex-build-failed/near-miss-second-try.log", _is_contradicted),
+    LogRule("got-over", "apex-build-isolation/near-miss-second-try.log", _is_got_over),
 )
 """What drops a sighting; each is asked of those that the ones before it left."""

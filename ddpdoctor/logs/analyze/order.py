@@ -58,19 +58,19 @@ def _is_of_others(failure: Failure, course: Timeline) -> bool:
 
 
 WEIGHTS: Final = (
-    LogRule("told-to-end", "weighs", "stopped-from-outside/sick-ctrl-c.log", lambda failure, course: failure.is_from_outside, 5),
-    LogRule("over", "weighs", "oom-batch-too-large/sick-own-rank-label-after-skipped-sample.log", _is_over, 7),
-    LogRule("says-less", "weighs", "cuda-illegal-access/sick-other-rank-silent.log", _says_less, 7),
-    LogRule("ordinary", "weighs", "rdzv-store-host-exited/near-miss-rank-0-bug.log", lambda failure, course: failure.is_ordinary, 1),
-    LogRule("mere-hint", "weighs", "nccl-watchdog-timeout/sick-bus-error-before-it.log", _is_mere_hint, MERE_HINT),
-    LogRule("mild", "weighs", "ib-link-error/sick-port-error.log", _is_mild, 8),
-    LogRule("outlived", "weighs", "ckpt-arch-mismatch/sick-megatron-parts-missing.log", lambda failure, course: _is_said(failure) and (not failure.names or course.outlived(failure)), 7),
-    LogRule("said-of-others", "weighs", "user-code-error/sick-behind-a-doubled-rank.log", lambda failure, course: _is_said(failure) and _is_of_others(failure, course), 2),
-    LogRule("said", "weighs", "container-network-isolated/sick-docker.log", lambda failure, course: _is_said(failure), 1),
-    LogRule("named-of-others", "weighs", "container-network-isolated/near-miss-docker0.log", _is_of_others, 3),
-    LogRule("named", "weighs", "apex-build-isolation/near-miss-setup-wants-numpy.log", lambda failure, course: failure.names, 0),
-    LogRule("ended", "weighs", "collective-desync/sick-gather-tee.log", lambda failure, course: failure.exited, 1),
-    LogRule("hints", "weighs", "cuda-illegal-access/sick-interrupted-behind-it.log", lambda failure, course: failure.signs, 4),
+    LogRule("told-to-end", "stopped-from-outside/sick-ctrl-c.log", lambda failure, course: failure.is_from_outside, 5),
+    LogRule("over", "oom-batch-too-large/sick-own-rank-label-after-skipped-sample.log", _is_over, 7),
+    LogRule("says-less", "cuda-illegal-access/sick-other-rank-silent.log", _says_less, 7),
+    LogRule("ordinary", "rdzv-store-host-exited/near-miss-rank-0-bug.log", lambda failure, course: failure.is_ordinary, 1),
+    LogRule("mere-hint", "nccl-watchdog-timeout/sick-bus-error-before-it.log", _is_mere_hint, MERE_HINT),
+    LogRule("mild", "ib-link-error/sick-port-error.log", _is_mild, 8),
+    LogRule("outlived", "ckpt-arch-mismatch/sick-megatron-parts-missing.log", lambda failure, course: _is_said(failure) and (not failure.names or course.outlived(failure)), 7),
+    LogRule("said-of-others", "user-code-error/sick-behind-a-doubled-rank.log", lambda failure, course: _is_said(failure) and _is_of_others(failure, course), 2),
+    LogRule("said", "container-network-isolated/sick-docker.log", lambda failure, course: _is_said(failure), 1),
+    LogRule("named-of-others", "container-network-isolated/near-miss-docker0.log", _is_of_others, 3),
+    LogRule("named", "apex-build-isolation/near-miss-setup-wants-numpy.log", lambda failure, course: failure.names, 0),
+    LogRule("ended", "collective-desync/sick-gather-tee.log", lambda failure, course: failure.exited, 1),
+    LogRule("hints", "cuda-illegal-access/sick-interrupted-behind-it.log", lambda failure, course: failure.signs, 4),
 )  # fmt: skip
 """How much a failure has to say of the cause, by the first that applies: the less the better. What only may be a cause comes behind what surely
 ended a rank."""

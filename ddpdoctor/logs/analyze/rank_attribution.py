@@ -11,14 +11,13 @@ from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.facts.log import Log, LogLine, ProcessExit
 from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.logs.analyze.endings import CRASHES, KILL, only, signal_of
-from ddpdoctor.logs.analyze.failures import Failure, FailureKind
+from ddpdoctor.logs.analyze.failures import Failure, FailureKind, is_of_process, process_of
 from ddpdoctor.logs.analyze.illness_traits import names_speaker
 from ddpdoctor.logs.analyze.order import lead_of
 from ddpdoctor.logs.analyze.rules import LogRule
 from ddpdoctor.logs.analyze.timeline import Timeline
 from ddpdoctor.logs.exceptions import is_of_launcher, is_within_launcher
 
-_NCCL: Final = compile_lazily(r"(?:\[[^\]]*\] )?(?P<host>[\w.-]+):(?P<pid>\d+):\d+ \[\d+\] ")
 OF_ITS_OWN: Final = "mp.spawn"
 """It numbers the processes of one host, and tells of the one that failed first."""
 MIN_CHARACTERS: Final = 20
@@ -130,8 +129,7 @@ def exit_of(failure: Failure, course: Timeline) -> ProcessExit | None:
 
 def _of_that_pid(failure: Failure, course: Timeline) -> ProcessExit | None:
     """Attribute a line of NCCL's by the pid before it: torchrun names that, and the rank."""
-    process = _process(failure.line)
-    return only(end for end in course.ends if process and str(end.pid) == process[1] and end.host in ("", process[0]))
+    return only(end for end in course.ends if is_of_process(failure.line, end))
 
 
 def _of_who_repeats_it(failure: Failure, course: Timeline) -> ProcessExit | None:
@@ -140,8 +138,8 @@ def _of_who_repeats_it(failure: Failure, course: Timeline) -> ProcessExit | None
     if not _is_nobodys(line) or failure.exited:
         return None
     heard = _heard(course.log)
-    process = _process(line)
-    own = [log_line.text for log_line in heard if process and _process(log_line) == process]
+    process = process_of(line)
+    own = [log_line.text for log_line in heard if process and process_of(log_line) == process]
     words = {text.rpartition(_WARNS)[2] for text in (line.text, *own) if _WARNS in text}
     if failure.raised:
         words.add(failure.raised.message)
@@ -195,11 +193,6 @@ def _said_by(line: LogLine, heard: Sequence[LogLine]) -> int | None:
     labelled = [log_line for log_line in heard if log_line.file == line.file and log_line.rank is not None]
     before = [log_line for log_line in labelled if 0 < line.number - log_line.number <= MAX_LINES_OF_MESSAGE]
     return max(before, key=lambda line: line.number).rank if before else None
-
-
-def _process(line: LogLine) -> tuple[str, str] | None:
-    found = _NCCL.match(line.text)
-    return (found["host"], found["pid"]) if found else None
 
 
 def _only_exit(failure: Failure, course: Timeline) -> ProcessExit | None:
@@ -265,7 +258,7 @@ def _of_who_was_killed(failure: Failure, course: Timeline) -> ProcessExit | None
 def _of_who_fell_first(failure: Failure, course: Timeline) -> ProcessExit | None:
     """Attribute a line of nobody's, as the kernel's, to the rank that fell first behind it."""
     line = failure.line
-    if failure.kind is not FailureKind.SAID or not _is_nobodys(line) or _NCCL.match(line.text):
+    if failure.kind is not FailureKind.SAID or not _is_nobodys(line) or process_of(line):
         return None
     hosts = {ending.rank: ending.host for ending in course.ends}
     fell = [
@@ -285,18 +278,16 @@ def _of_who_fell_first(failure: Failure, course: Timeline) -> ProcessExit | None
 
 
 ATTRIBUTIONS: Final = (
-    LogRule("its-own-end", "attributes", "collective-desync/sick-gather-tee.log", _own_exit_that_tells),
-    LogRule("its-label", "attributes", "apex-arch-missing/near-miss-torch-itself.log", exit_of),
-    LogRule("nccls-pid", "attributes", "nccl-wrong-interface/sick-docker0-2.27.log", _of_that_pid),
-    LogRule("repeated-words", "attributes", "ib-link-error/sick-watchdog-repeats-it.log", _of_who_repeats_it),
-    LogRule(
-        "says-the-same", "attributes", "oom-batch-too-large/sick-warning-names-the-rank.log", _of_who_says_the_same
-    ),
-    LogRule("announced", "attributes", "user-code-error/sick-spawn-and-a-loss.log", _announced),
-    LogRule("only-end", "attributes", "apex-undefined-symbol/sick-layer-norm-torchrun.log", _only_exit),
-    LogRule("only-process", "attributes", "nofile-limit/sick-worker-unlabelled.log", _of_the_only_process),
-    LogRule("only-one-killed", "attributes", "cgroup-memory-limit/sick-slurm-step.log", _of_who_was_killed),
-    LogRule("first-behind-it", "attributes", "driver-too-old/sick-warning-of-nobody.log", _of_who_fell_first),
+    LogRule("its-own-end", "collective-desync/sick-gather-tee.log", _own_exit_that_tells),
+    LogRule("its-label", "apex-arch-missing/near-miss-torch-itself.log", exit_of),
+    LogRule("nccls-pid", "memlock-limit/sick-second-in-the-table.log", _of_that_pid),
+    LogRule("repeated-words", "ib-link-error/sick-watchdog-repeats-it.log", _of_who_repeats_it),
+    LogRule("says-the-same", "oom-batch-too-large/sick-warning-names-the-rank.log", _of_who_says_the_same),
+    LogRule("announced", "user-code-error/sick-spawn-and-a-loss.log", _announced),
+    LogRule("only-end", "apex-undefined-symbol/sick-layer-norm-torchrun.log", _only_exit),
+    LogRule("only-process", "nofile-limit/sick-worker-unlabelled.log", _of_the_only_process),
+    LogRule("only-one-killed", "cgroup-memory-limit/sick-slurm-step.log", _of_who_was_killed),
+    LogRule("first-behind-it", "driver-too-old/sick-warning-of-nobody.log", _of_who_fell_first),
 )
 """By what it is known of which process a failure is: the first that applies counts, the surest stands first."""
 

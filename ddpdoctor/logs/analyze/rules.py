@@ -16,14 +16,12 @@ class LogRule(msgspec.Struct, frozen=True):
 
     Args:
         name: what it is about.
-        effect: what comes of it where it applies.
-        taught_by: the log of the corpus, or the test, that shows what it is good for.
+        taught_by: the log of the corpus whose answer is another one without it.
         applies: what it finds of the arguments that all rules of its list are asked with; something false where it doesn't apply.
         score: how much it counts beside others of its list.
     """
 
     name: str
-    effect: str
     taught_by: str
     applies: Callable[..., Any]
     score: int = 0
