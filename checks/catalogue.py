@@ -11,6 +11,7 @@ import msgspec
 
 import ddpdoctor.checks as package
 from ddpdoctor.base.log_signs import LogSign
+from ddpdoctor.base.tables import read_table
 from ddpdoctor.engine.registry import (
     PRESCRIPTIONS,
     REGISTERED,
@@ -26,8 +27,7 @@ from ddpdoctor.engine.registry import (
 @cache
 def packaged_signs() -> dict[str, tuple[LogSign, ...]]:
     """The log signs of all checks, by slug: what the files `*.signs.toml` say, as `python -m tests.regenerate` writes it."""
-    data = pkgutil.get_data(package.__name__, "log_signs.json")
-    return msgspec.json.decode(data or b"", type=dict[str, tuple[LogSign, ...]])
+    return read_table(package.__name__, "log_signs.json", dict[str, tuple[LogSign, ...]])
 
 
 @cache
@@ -35,7 +35,7 @@ def _import_all() -> None:
     """Import every module, whatever the index lists."""
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         importlib.import_module(module.name)
-    REGISTERED.keep_loaded()
+    REGISTERED.drop_missing()
 
 
 @cache
@@ -43,8 +43,7 @@ def _list_checks() -> None:
     """List the checks of the index, which `python -m tests.regenerate` writes: a command needs the modules of few."""
     REGISTERED.read_signs, REGISTERED.import_all = packaged_signs, _import_all
     try:
-        data = pkgutil.get_data(package.__name__, "index.json")
-        index = msgspec.json.decode(data or b"", type=dict[str, tuple[CheckListing, ...]])
+        index = read_table(package.__name__, "index.json", dict[str, tuple[CheckListing, ...]])
     except (OSError, msgspec.DecodeError):
         # It only saves time.
         _import_all()

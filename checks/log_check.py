@@ -8,7 +8,7 @@ import msgspec
 
 from ddpdoctor.base.findings import FAIL, Finding, Owner, Severity
 from ddpdoctor.engine.log_traits import PLAIN_SIGNS, LogTraits
-from ddpdoctor.engine.registry import SignRole, check
+from ddpdoctor.engine.registry import Predicate, SignRole, check, derived_check
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.logs.analyze.sightings import lines, said_by, sightings
 
@@ -25,7 +25,7 @@ def log_check(
     it names one.
     """
 
-    def register(finding_of: FindingOfSigns) -> FindingOfSigns:
+    def predicate_of(finding_of: FindingOfSigns) -> Predicate:
         def predicate(log: Log) -> Iterator[Finding]:
             seen = [match for match in sightings(log, slug) if match.role is not SignRole.NOISE]
             if seen:
@@ -33,9 +33,6 @@ def log_check(
                 rank = said_by(seen) if of_rank and finding.rank is None else finding.rank
                 yield msgspec.structs.replace(finding, evidence=finding.evidence or lines(log, seen), rank=rank)
 
-        predicate.__doc__, predicate.__module__ = finding_of.__doc__, finding_of.__module__
-        predicate.__name__, predicate.__qualname__ = finding_of.__name__, finding_of.__qualname__
-        check(slug, owner=owner, severity=severity, log=log)(predicate)
-        return finding_of
+        return predicate
 
-    return register
+    return derived_check(check(slug, owner=owner, severity=severity, log=log), predicate_of)

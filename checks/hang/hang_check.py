@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from ddpdoctor.base.findings import FAIL, Finding, Owner, Severity
-from ddpdoctor.engine.registry import check
+from ddpdoctor.engine.registry import Predicate, check, derived_check
 from ddpdoctor.facts.hang import Hang
 from ddpdoctor.hang.certainty import severity_of
 from ddpdoctor.hang.evidence import evidence_of
@@ -25,16 +25,13 @@ def hang_check(
     The function's docstring is the page. Evidence, rank and severity are the verdict's; the function may say another severity.
     """
 
-    def register(finding_of: FindingOfVerdict) -> FindingOfVerdict:
+    def predicate_of(finding_of: FindingOfVerdict) -> Predicate:
         def predicate(hang: Hang) -> Iterator[Finding]:
             return findings_of(hang, cause, finding_of)
 
-        predicate.__doc__, predicate.__module__ = finding_of.__doc__, finding_of.__module__
-        predicate.__name__, predicate.__qualname__ = finding_of.__name__, finding_of.__qualname__
-        check(slug, owner=owner, severity=severity, stands_for=(cause,))(predicate)
-        return finding_of
+        return predicate
 
-    return register
+    return derived_check(check(slug, owner=owner, severity=severity, stands_for=(cause,)), predicate_of)
 
 
 def findings_of(hang: Hang, cause: HangCause, finding_of: FindingOfVerdict) -> Iterator[Finding]:

@@ -142,9 +142,11 @@ def check_host(
     began = time.monotonic()
     from ddpdoctor.probes.session import collect_facts, start_probes
 
-    # Whether a selection needs torch is known only once the checks are loaded; the whole of them does.
-    context = None if select else start_probes(python, quick=quick, checkpoints=checkpoints)
-    seen = _look_at_everything(context, limit) if context and not ignore else None
+    context = seen = None
+    if not (select or ignore):
+        # All checks want all facts: which checks these are can be read while the probes wait.
+        context = start_probes(python, quick=quick, checkpoints=checkpoints)
+        seen = _look_at_everything(context, limit)
     checks = selected_checks(select, ignore)
     if checkpoints and not any("checkpoints" in check.groups for check in checks):
         raise UsageError("--select and --ignore leave no check that looks into the --checkpoint")
@@ -179,10 +181,10 @@ def _look_at_everything(context: Context, limit: TimeLimit) -> Snapshot:
 
 def _load_checks() -> None:
     from ddpdoctor.checks.catalogue import all_checks
-    from ddpdoctor.engine.registry import load
+    from ddpdoctor.engine.registry import load_needed
     from ddpdoctor.facts.snapshot import Snapshot
 
-    load(all_checks(), Snapshot())
+    load_needed(all_checks(), Snapshot())
     import ddpdoctor.report.examined_hosts  # noqa: F401
     import ddpdoctor.report.terminal  # noqa: F401
 

@@ -11,6 +11,8 @@ from sys import stdlib_module_names
 
 import msgspec
 
+from ddpdoctor.base.tables import read_table
+
 
 class KnownGlobals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The table. Source: torch 2.13, torch/_weights_only_unpickler.py; an earlier torch allows fewer.
@@ -39,9 +41,7 @@ class KnownGlobals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def known_globals() -> KnownGlobals:
-    from ddpdoctor.checkpoints.kinds.file_head import table
-
-    return table(__name__, "pickle_globals.json", KnownGlobals)
+    return read_table(__name__, "pickle_globals.json", KnownGlobals)
 
 
 @cache

@@ -27,6 +27,7 @@ from ddpdoctor.facts.snapshot import GROUPS, UNTRIED, Snapshot
 
 Predicate = Callable[..., Iterator[Finding]]
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., object])
 
 
 class Subject(Enum):
@@ -197,7 +198,7 @@ class ListedCheck(Check):
         self._listing = listing
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or self.is_loaded:
+        if name.startswith("__") or self.has_predicate:
             raise AttributeError(name)
         self.load()
         return getattr(self, name)
@@ -209,18 +210,18 @@ class ListedCheck(Check):
             LookupError: the module has no such check.
         """
         importlib.import_module(self.module)
-        if not self.is_loaded:
+        if not self.has_predicate:
             raise LookupError(f"{self.module} has no check {self.slug}, though the index lists it there")
 
     @property
-    def is_loaded(self) -> bool:
+    def has_predicate(self) -> bool:
         """Whether its module has brought the check, be it that the rest of it is still being imported."""
         return "predicate" in vars(self)
 
     @property
     def groups(self) -> set[str]:
         """The groups of facts that this check wants to see."""
-        return super().groups if self.is_loaded else set(self._listing.groups)
+        return super().groups if self.has_predicate else set(self._listing.groups)
 
     def idle_reason(self, snapshot: Snapshot) -> str:
         """Tell why the check has nothing to look at there, if that is known without running it; "" if not."""
@@ -269,12 +270,12 @@ class Catalogue:
         listed = self._by_slug.setdefault(check.slug, check)
         if listed is check:
             return
-        if not isinstance(listed, ListedCheck) or listed.is_loaded:
+        if not isinstance(listed, ListedCheck) or listed.has_predicate:
             raise ValueError(f"two checks are called {check.slug}")
         vars(listed).update(vars(check))
 
-    def keep_loaded(self) -> None:
-        """Keep the checks that modules have brought, in the order in which they did."""
+    def drop_missing(self) -> None:
+        """Drop what is listed and no module has brought; the rest in the order in which they did."""
         self._by_slug = {slug: self._by_slug[slug] for slug in self._brought}
 
     def get(self, slug: str) -> Check | None:
@@ -360,6 +361,27 @@ def check(
         return predicate
 
     return register
+
+
+def derived_check(
+    register: Callable[[Predicate], Predicate], predicate_of: Callable[[F], Predicate]
+) -> Callable[[F], F]:
+    """Register a check that is made of a function, which gives it its name, its module and its page.
+
+    Args:
+        register: what `check` returns.
+        predicate_of: makes the check of the function.
+    """
+
+    def derive(function: F) -> F:
+        predicate = predicate_of(function)
+        # What functools.wraps would copy as well are the parameters, which say what a check needs.
+        for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):
+            setattr(predicate, attribute, getattr(function, attribute))
+        register(predicate)
+        return function
+
+    return derive
 
 
 def prescription(topic: str) -> Callable[[Predicate], Predicate]:
@@ -452,7 +474,7 @@ def _timed(check: Check, snapshot: Snapshot, plan: Plan) -> Result:
     return msgspec.structs.replace(result, seconds=time.perf_counter() - began)
 
 
-def load(checks: Iterable[Check], snapshot: Snapshot) -> None:
+def load_needed(checks: Iterable[Check], snapshot: Snapshot) -> None:
     """Import what judging the snapshot will need, for whoever has the time to do it beforehand."""
     for check in checks:
         if not check.idle_reason(snapshot):

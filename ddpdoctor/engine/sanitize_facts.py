@@ -11,12 +11,12 @@ import ipaddress
 import re
 from collections.abc import Iterator
 from functools import cache
-from pkgutil import get_data
 from typing import Final, TypeVar
 
 import msgspec
 
 from ddpdoctor.base.shell import is_typeable
+from ddpdoctor.base.tables import read_table
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.fleet import Fleet
 from ddpdoctor.facts.packages import Packages
@@ -47,9 +47,7 @@ def text_kinds() -> dict[str, dict[str, str]]:
 
     Texts of fields that aren't listed are plain words.
     """
-    table = get_data(__name__, "sanitize_facts.json")
-    assert table is not None
-    kinds = msgspec.json.decode(table, type=dict[str, dict[str, list[str]]])
+    kinds = read_table(__name__, "sanitize_facts.json", dict[str, dict[str, list[str]]])
     return {
         struct: {field: kind for kind, fields in of_struct.items() for field in fields}
         for struct, of_struct in kinds.items()

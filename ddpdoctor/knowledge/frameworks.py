@@ -10,8 +10,8 @@ from typing import Final
 
 import msgspec
 
+from ddpdoctor.base.tables import read_table
 from ddpdoctor.facts.log import Log
-from ddpdoctor.knowledge.tables import read_table
 
 TRAINER: Final = "transformers' Trainer"
 ACCELERATE: Final = "accelerate"
@@ -76,7 +76,7 @@ class _FrameworkRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @cache
 def _rows() -> tuple[_FrameworkRow, ...]:
     """Names are those of Lightning 2.6, accelerate 1.15, transformers 5.0 and torch 2.13; DeepSpeed's of 0.16, and not tested."""
-    return read_table("frameworks.json", tuple[_FrameworkRow, ...])
+    return read_table(__name__, "frameworks.json", tuple[_FrameworkRow, ...])
 
 
 @cache

@@ -7,7 +7,7 @@ from functools import cache
 
 import msgspec
 
-from ddpdoctor.knowledge.tables import read_table
+from ddpdoctor.base.tables import read_table
 
 FAMILIES = ("NCCL_", "TORCH_NCCL_", "TORCH_FR_", "TORCHELASTIC_", "TORCH_DISTRIBUTED_", "GLOO_")
 """Prefixes whose readers are known completely, so that a name which isn't in the table is a mistake."""
@@ -136,7 +136,7 @@ def _all_words_known(value: str, choices: tuple[str, ...]) -> bool:
 
 @cache
 def _table() -> _Table:
-    return read_table("settings.json", _Table)
+    return read_table(__name__, "settings.json", _Table)
 
 
 @cache

@@ -14,9 +14,9 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.base.lazy_patterns import compile_lazily
+from ddpdoctor.base.tables import read_table
 from ddpdoctor.facts.hang import Frame, RankLook
 from ddpdoctor.knowledge.frameworks import phase_of
-from ddpdoctor.knowledge.tables import read_table
 
 
 class PlaceKind(Enum):
@@ -123,7 +123,7 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def _table() -> _Table:
-    return read_table("torch_frames.json", _Table)
+    return read_table(__name__, "torch_frames.json", _Table)
 
 
 def name_of(frame: Frame) -> str:

@@ -8,9 +8,9 @@ import msgspec
 
 from ddpdoctor.base.findings import INFO, WARN, Severity
 from ddpdoctor.base.lazy_patterns import compile_lazily
+from ddpdoctor.base.tables import read_table
 from ddpdoctor.facts.kernel_log import KernelLog
 from ddpdoctor.knowledge.privileges import NEEDS_ROOT
-from ddpdoctor.knowledge.tables import read_table
 
 XID_LINE = compile_lazily(r"NVRM: Xid \((?:PCI:)?(?P<gpu>[0-9a-fA-F:.]+)\): (?P<number>\d+)")
 SXID_LINE = compile_lazily(r"SXid \(PCI:(?P<gpu>[0-9a-fA-F:.]+)\): (?P<number>\d+), Fatal")
@@ -40,7 +40,7 @@ APPLICATION, HARDWARE, DRIVER, FOLLOWS = (
 )
 CATALOGUE = {
     xid.number: msgspec.structs.replace(xid, action=ACTIONS.get(xid.action, xid.action))
-    for xid in read_table("xids.json", tuple[Xid, ...])
+    for xid in read_table(__name__, "xids.json", tuple[Xid, ...])
 }
 UNLISTED = Xid(
     0, "an error that this table doesn't list", "unknown", WARN, "look it up: https://docs.nvidia.com/deploy/xid-errors"

@@ -11,7 +11,7 @@ from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.disks import Disk, Disks
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.mounts import Mount, mount_of, read_mounts
-from ddpdoctor.probes.waiting import Question
+from ddpdoctor.probes.waiting import ThreadedCall
 
 ANSWER_SECONDS = 2.0
 
@@ -19,11 +19,11 @@ ANSWER_SECONDS = 2.0
 def probe(context: Context) -> Disks:
     table = read_mounts(context)
     mounts = () if isinstance(table, Unknown) else table
-    asked = [
-        (path, Question(partial(_disk, context, purpose, path, mounts), ANSWER_SECONDS))
+    calls = [
+        (path, ThreadedCall(partial(_disk, context, purpose, path, mounts), ANSWER_SECONDS))
         for purpose, path in _folders(context)
     ]
-    answers = [(path, question.answer(Unknown("no answer"))) for path, question in asked]
+    answers = [(path, call.result(Unknown("no answer"))) for path, call in calls]
     return Disks(
         folders=tuple(disk for _, disk in answers if isinstance(disk, Disk)),
         unanswered=tuple(path for path, disk in answers if isinstance(disk, Unknown)),

@@ -16,7 +16,7 @@ from ddpdoctor.probes.files import exists, isdir
 from ddpdoctor.probes.nvidia_libraries import libcuda, nvml
 from ddpdoctor.probes.programs import find_system_tool
 from ddpdoctor.probes.subprocesses import run
-from ddpdoctor.probes.waiting import Question
+from ddpdoctor.probes.waiting import ThreadedCall
 
 DEADLINE = 25.0
 """Both libraries are asked side by side, each for 10 s at most."""
@@ -48,9 +48,9 @@ def probe(context: Context) -> Driver | Unknown:
     nodes = tuple(f"/dev/{name}" for name in context.names("/dev") if NODES.fullmatch(name))
     modules = _loaded_modules(context)
     kernel_version, flavour = _kernel_side(context)
-    asked = Question(lambda: libcuda.ask(context), DEADLINE)
+    asked = ThreadedCall(lambda: libcuda.ask(context), DEADLINE)
     answers = nvml.ask(context)
-    cuda = asked.answer(libcuda.CudaAnswers())
+    cuda = asked.result(libcuda.CudaAnswers())
     present = bool(nodes or kernel_version or answers.path or cuda.path)
     return Driver(
         loaded_modules=modules,

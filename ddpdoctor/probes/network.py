@@ -14,7 +14,7 @@ from ddpdoctor.knowledge.launchers import master_address, master_port, split_end
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.interfaces import read_interfaces
 from ddpdoctor.probes.taken_ports import error_of_bind, port_holders
-from ddpdoctor.probes.waiting import Question
+from ddpdoctor.probes.waiting import ThreadedCall
 
 DEADLINE = 15.0
 RESOLVER_SECONDS = 3.0
@@ -41,15 +41,15 @@ def resolve(name: str) -> Resolution:
 
 def ask_resolver(name: str) -> Callable[[], Resolution]:
     """Start resolving a name; the call that comes back gives the answer, or that there was none in time."""
-    question = Question(lambda: resolve(name), RESOLVER_SECONDS)
+    resolving = ThreadedCall(lambda: resolve(name), RESOLVER_SECONDS)
     silent = Resolution(name=name, error=f"no answer within {RESOLVER_SECONDS:.0f} s", seconds=RESOLVER_SECONDS)
-    return lambda: question.answer(silent)
+    return lambda: resolving.result(silent)
 
 
 def probe(context: Context) -> Network | Unknown:
     hostname = socket.gethostname()
     own_name = ask_resolver(hostname)
-    fqdn = Question(lambda: _full_name(hostname), RESOLVER_SECONDS)
+    fqdn = ThreadedCall(lambda: _full_name(hostname), RESOLVER_SECONDS)
     master_name = master_address(context.environ)
     master = ask_resolver(master_name) if master_name else lambda: None
     rendezvous_name, rendezvous_port = split_endpoint(store_endpoint(context.environ))
@@ -67,7 +67,7 @@ def probe(context: Context) -> Network | Unknown:
     interface_to_master, route_error = _route_to(master_found, interfaces)
     return Network(
         hostname=hostname,
-        fqdn=fqdn.answer(hostname),
+        fqdn=fqdn.result(hostname),
         own_name=own_name(),
         master=master_found,
         rendezvous=rendezvous(),

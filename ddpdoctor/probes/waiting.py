@@ -13,34 +13,34 @@ T = TypeVar("T")
 D = TypeVar("D")
 
 
-class Question(Generic[T]):
+class ThreadedCall(Generic[T]):
     """A call in a thread of its own, which may never come back."""
 
     def __init__(self, call: Callable[[], T], seconds: float) -> None:
         self._call = call
-        self._answer: list[T] = []
+        self._results: list[T] = []
         self._failure: Exception | None = None
         self._until = time.monotonic() + seconds
-        self._thread = threading.Thread(target=self._ask, daemon=True)
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def _ask(self) -> None:
+    def _run(self) -> None:
         try:
-            self._answer.append(self._call())
+            self._results.append(self._call())
         except Exception as failure:
             self._failure = failure
 
-    def answer(self, otherwise: D) -> T | D:
+    def result(self, otherwise: D) -> T | D:
         """Return or raise what the call does; `otherwise` where that takes longer than it may."""
         self._thread.join(max(0.0, self._until - time.monotonic()))
         if self._failure:
             raise self._failure
-        return self._answer[0] if self._answer else otherwise
+        return self._results[0] if self._results else otherwise
 
 
 def within(seconds: float, make: Callable[[], T]) -> T | Unknown:
     """Return what `make()` reads from files, unless their file system takes too long, or forbids it."""
     try:
-        return Question(make, seconds).answer(Unknown(f"the file system did not answer within {seconds:.0f} s"))
+        return ThreadedCall(make, seconds).result(Unknown(f"the file system did not answer within {seconds:.0f} s"))
     except OSError as error:
         return Unknown(error.strerror or str(error))

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
 
 import msgspec
 
 from ddpdoctor.base.regular_files import open_regular
-from ddpdoctor.base.text import clip, masked
+from ddpdoctor.base.tables import read_table
+from ddpdoctor.base.text import capital, clip, masked
 from ddpdoctor.checkpoints.formats.byte_source import read_exactly
 from ddpdoctor.facts.remedies import Remedy, commands_of
 
 HEAD_BYTES = 4096
 """At the front of a file, which are looked at first."""
-
-_T = TypeVar("_T")
-
 BUSY = "busy"
 """The kind of a file that somebody is changing at this moment: a little later it has another."""
 
@@ -59,23 +57,15 @@ class _Sentences(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     damaged: bool = False
 
 
-_TABLES: dict[str, Any] = {}
-
-
-def table(module: str, name: str, content: type[_T]) -> _T:
-    """The content of a JSON file that lies beside a module."""
-    from pkgutil import get_data
-
-    if name not in _TABLES:
-        _TABLES[name] = msgspec.json.decode(get_data(module, name) or b"", type=content)
-    found: _T = _TABLES[name]
-    return found
+@cache
+def _sentences() -> dict[str, _Sentences]:
+    return read_table(__name__, "kinds.json", dict[str, _Sentences])
 
 
 def recognised(key: str, *remedies: Remedy, **words: object) -> Recognised:
     """Say what a file or folder is, by an entry of kinds.json (the kind, and behind a slash which case of it) and the words for
     the braces in its sentences. remedies: what brings a checkpoint within reach."""
-    sentences = table(__name__, "kinds.json", dict[str, _Sentences])[key]
+    sentences = _sentences()[key]
     called = sentences.called.format(**words)
     problem = not_torchs(called) if sentences.problem is None else sentences.problem.format(**words)
     return Recognised(
@@ -90,7 +80,7 @@ def recognised(key: str, *remedies: Remedy, **words: object) -> Recognised:
 
 def not_torchs(called: str) -> str:
     """The problem with what is only something else: "An ONNX model, not a checkpoint of torch"."""
-    return f"{called[0].upper()}{called[1:]}, not a checkpoint of torch"
+    return f"{capital(called)}, not a checkpoint of torch"
 
 
 class FileHead:

@@ -9,13 +9,15 @@ import errno
 import os
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
+from ddpdoctor.base.tables import read_table
 from ddpdoctor.base.text import human, listed
-from ddpdoctor.checkpoints.kinds.file_head import FileHead, Recognised, not_torchs, printable, recognised, table
+from ddpdoctor.checkpoints.kinds.file_head import FileHead, Recognised, not_torchs, printable, recognised
 from ddpdoctor.facts.remedies import remedy
 
 
@@ -93,8 +95,13 @@ class _MagicNumber(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     advice: str = ""
 
 
+@cache
+def _magic_numbers() -> list[_MagicNumber]:
+    return read_table(__name__, "magic_numbers.json", list[_MagicNumber])
+
+
 def _by_magic_number(glance: FileHead) -> Recognised | None:
-    for number in table(__name__, "magic_numbers.json", list[_MagicNumber]):
+    for number in _magic_numbers():
         if not re.match(number.pattern.encode("ascii"), glance.head, re.DOTALL):
             continue
         if number.tool:

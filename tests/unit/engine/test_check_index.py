@@ -14,7 +14,7 @@ from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.checks.catalogue import all_checks
 from ddpdoctor.engine import registry
 from ddpdoctor.engine.planning import plan_for
-from ddpdoctor.engine.registry import Catalogue, CheckListing, SkipReason, diagnose, judge, load
+from ddpdoctor.engine.registry import Catalogue, CheckListing, SkipReason, diagnose, judge, load_needed
 from ddpdoctor.facts.snapshot import UNTRIED, Snapshot
 from tests.support.fixture_hosts import healthy_facts, healthy_names, host_cases, to_snapshot
 from tests.support.running_jobs import wait_until
@@ -77,7 +77,7 @@ def test_an_index_that_names_what_is_not_there_is_told() -> None:
     (listed,) = catalogue.checks
     with pytest.raises(LookupError, match="no check no-such-check"):
         assert listed.severity
-    catalogue.keep_loaded()
+    catalogue.drop_missing()
     assert catalogue.checks == ()
 
 
@@ -105,7 +105,7 @@ def test_a_check_whose_module_another_thread_imports_is_judged_by_all_of_it(
     monkeypatch.setattr(registry, "REGISTERED", catalogue)
     catalogue.announce("made_up_checks.slow", [CheckListing("imported-slowly", ())])
     (listed,) = catalogue.checks
-    loading = threading.Thread(target=load, args=([listed], Snapshot()))
+    loading = threading.Thread(target=load_needed, args=([listed], Snapshot()))
     loading.start()
     wait_until(lambda: "predicate" in vars(listed))
     result = judge(listed, Snapshot(), plan_for(Snapshot()))
