@@ -26,7 +26,8 @@ from ddpdoctor.fixes.proof import Unproved, look_again
 from tests.support.checkpoints import on, pins, save
 from tests.support.command import command, ddpdoctor, plain_environ
 from tests.support.report_schema import check_against_schema
-from tests.support.smoke_runs import Estate, wait_for
+from tests.support.smoke_runs import Estate
+from tests.support.waiting import wait_for
 
 OURS = ("check", "--fix", "--python", sys.executable)
 ILL = {"GLOO_SOCKET_IFNAME": "eth99", "CUDA_LAUNCH_BLOCKING": "1", "OMP_NUM_THREADS": "1000"}

@@ -15,7 +15,7 @@ from tests.support.command import command
 from tests.support.namespaces import Host, network
 from tests.support.nvml import FakeNvidia
 from tests.support.slurm import Slurm, slurm
-from tests.support.smoke_runs import wait_for
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.root
 
@@ -115,7 +115,7 @@ def test_torchrun_that_is_killed_leaves_no_rank_behind(alone: Host, tmp_path: Pa
         finally:
             torchrun.kill()
             torchrun.wait()
-    wait_for(lambda: not processes(alone), 60)
+    wait_for(lambda: not processes(alone), 10)
     assert f"The launcher (pid {torchrun.pid}) is gone; the ranks were ended." in err.read_text().splitlines()
     assert out.read_text() == ""
     assert not list(tmp_path.glob("ddpdoctor*"))

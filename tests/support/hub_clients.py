@@ -19,23 +19,27 @@ from ddpdoctor.network_check.protocol.handshake_server import ConnectionLimits
 from ddpdoctor.network_check.protocol.hub import Hub
 from ddpdoctor.network_check.protocol.messages import (
     PROTOCOL,
+    Abort,
     Answer,
     Count,
     Counted,
-    FromHub,
     Greeting,
     Hello,
     HostFacts,
     Message,
     NodeVerdict,
+    NoVerdict,
     Order,
     Ping,
     Pong,
+    Rejected,
     Waiting,
     Welcome,
     encode,
 )
 from ddpdoctor.network_check.protocol.tokens import proof
+
+FromHub = Greeting | Welcome | Rejected | Ping | NoVerdict | Waiting | Order | Abort | NodeVerdict
 
 HERE = "127.0.0.1"
 TOKEN = "abcd-efgh-ijkl"

@@ -8,7 +8,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from ddpdoctor.smoke_training.local.rank_runner import run_ranks
 from ddpdoctor.smoke_training.local.shared_memory import mapped_memory, own_files
 from ddpdoctor.smoke_training.training_order import Fault, TrainingOrder
 from tests.support.command import plain_environ
+from tests.support.waiting import slowdown
 
 STAGES = (
     "import",
@@ -142,13 +143,14 @@ class Estate:
 
     def left_after(self, seconds: float) -> dict[str, object]:
         """The same, as soon as there is nothing, or after as many looks as are taken in so long where a core is free: who needs one to
-        end gets it no sooner than we do."""
+        end gets it no sooner than we do. Looks that take longer by themselves go on for five times as long."""
         left: dict[str, object] = {}
+        began, slow = time.monotonic(), slowdown()
         for _ in range(round(seconds / 0.05)):
             left = {"an end": "that is going on"}
             with suppress(OSError):
                 left = self.left()
-            if not left:
+            if not left or time.monotonic() - began > 5 * seconds * slow:
                 break
             time.sleep(0.05)
         return left
@@ -178,18 +180,3 @@ async def train(estate: Estate, one: TrainingOrder, python: str = sys.executable
 
 def by_rank(ran: Smoke) -> dict[int, RankRun]:
     return {one.rank: one for one in ran.ranks}
-
-
-def slowdown() -> float:
-    """How many times as long work takes just now as on a core of its own."""
-    began, spent = time.monotonic(), time.thread_time()
-    while time.thread_time() - spent < 0.05:
-        pass
-    return (time.monotonic() - began) / (time.thread_time() - spent)
-
-
-def wait_for(what: Callable[[], bool], seconds: float) -> None:
-    until = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < until, "it didn't come"
-        time.sleep(0.02)

@@ -79,7 +79,6 @@ class LinkTrouble(msgspec.Struct, frozen=True):
     link: Link
     lossy: bool = False
     slow: bool = False
-    late: bool = False
     fails: bool = False
     usual_rate: float = 0.0
     usual_trip: float = 0.0
@@ -181,7 +180,7 @@ def link_troubles(fleet: Fleet) -> tuple[LinkTrouble, ...]:
         if slow or late or lossy or link.error:
             useless = slow and (rate_of(link) or 0.0) < USELESS_RATE
             fails = bool(link.error) or link.resent >= HEAVY_LOSS or useless
-            found.append(LinkTrouble(link, lossy, slow, late, fails, usual_rate, usual_trip))
+            found.append(LinkTrouble(link, lossy, slow, fails, usual_rate, usual_trip))
     return tuple(found)
 
 

@@ -347,8 +347,6 @@ class NodeVerdict(Message, frozen=True):
 
 Order = Open | Dial | Count | Measure | Collect | Train
 Answer = Opened | Dialled | Counted | Measured | Collected | TrainingDone | OrderFailed
-FromHub = Greeting | Welcome | Rejected | Ping | NoVerdict | Waiting | Order | Abort | NodeVerdict
-FromAgent = Hello | Pong | Goodbye | HostFacts | Answer
 
 
 def encode(message: Message) -> bytes:

@@ -104,12 +104,6 @@ def test_a_big_buffer_without_anything_that_matters() -> None:
     assert lines_that_matter(text, now=1e6) == ()
 
 
-def root_with_kmsg(folder: Path) -> Context:
-    (folder / "dev").mkdir()
-    (folder / "dev/kmsg").write_text("")
-    return Context("python", root=folder, environ={"PATH": "/nowhere"})
-
-
 def answer_with(monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
     monkeypatch.setattr(kernel_log, "_ring_buffer", lambda context: text)
 

@@ -31,7 +31,6 @@ from ddpdoctor.network_check.protocol.messages import (
     Dial,
     Dialled,
     DialOutcome,
-    FromHub,
     Greeting,
     Hello,
     HostFacts,
@@ -51,7 +50,20 @@ from ddpdoctor.network_check.protocol.messages import (
     encode,
 )
 from ddpdoctor.network_check.protocol.tokens import proof
-from tests.support.hub_clients import HERE, QUICK, TOKEN, Client, agent, agents, client, counts, hub, manifest, run
+from tests.support.hub_clients import (
+    HERE,
+    QUICK,
+    TOKEN,
+    Client,
+    FromHub,
+    agent,
+    agents,
+    client,
+    counts,
+    hub,
+    manifest,
+    run,
+)
 from tests.support.own_memory import peak, start_over
 
 PART = NodeVerdict(results=(), verdict=Verdict.OK, exit_code=0, lines=())

@@ -12,6 +12,7 @@ import pytest
 from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
 from ddpdoctor.smoke_training.local.rank_runner import RankRunner
 from ddpdoctor.smoke_training.training_order import TrainingOrder
+from tests.support.waiting import slowdown
 
 STAGES = ("import", "shutdown")
 AGO = 100.0
@@ -55,7 +56,7 @@ def test_what_is_heard_while_the_backlog_is_heard_is_not_missed(backlog: Callabl
 
     async def go() -> None:
         asyncio.get_running_loop().call_later(0.01, news)
-        await asyncio.wait_for(run.wait_until_over(), 60)
+        await asyncio.wait_for(run.wait_until_over(), 8 * slowdown())
 
     asyncio.run(go())
     assert run.stuck == []

@@ -20,7 +20,6 @@ from ddpdoctor.network_check.protocol.messages import (
     MAX_ANSWER_BYTES,
     MAX_RANK_RUN_BYTES,
     Answer,
-    FromHub,
     Order,
     OrderFailed,
     Train,
@@ -31,7 +30,7 @@ from ddpdoctor.smoke_training.multinode.coordinator import TrainingCoordinator, 
 from ddpdoctor.smoke_training.multinode.remote_training import shorten_run
 from ddpdoctor.smoke_training.multinode.task import SmokeTask, own_part
 from ddpdoctor.smoke_training.stages import STAGES
-from tests.support.hub_clients import PART, agents, hub, run
+from tests.support.hub_clients import PART, FromHub, agents, hub, run
 from tests.support.smoke_nodes import TERMS, Nodes, cpu
 from tests.support.smokes import rank_run
 
