@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix, Owner
-from ddpdoctor.base.text import clip, listed
+from ddpdoctor.base.text import capital, clip, listed
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.fleet import Fleet, TriedCollective
 from ddpdoctor.facts.snapshot import Meeting, TargetPython
@@ -150,5 +150,5 @@ def _short(summary: str) -> str:
     """One line with a capital first, unless it begins with a node's name, of at most 160 characters."""
     text = " ".join(summary.split())
     if ": " not in text.partition(" ")[0] + " ":
-        text = text[:1].upper() + text[1:]
+        text = capital(text)
     return clip(text)

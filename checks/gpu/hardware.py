@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Final
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Owner, Severity
-from ddpdoctor.base.text import ago, listed, plural
+from ddpdoctor.base.text import ago, capital, listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known, known_or
 from ddpdoctor.engine.registry import check, leave_untested, requires
 from ddpdoctor.facts.gpus import Gpu, Gpus
@@ -233,7 +233,7 @@ def _xid_finding(
     where = sorted({line.gpu for line in same})
     newest = min(same, key=lambda line: max(line.age, 0.0))
     advice = [hint.text.partition("154,")[2].strip() for hint in hints if hint.gpu in where]
-    fix = Fix(f"{means.action[:1].upper()}{means.action[1:]}", _xid_commands(means.action, where))
+    fix = Fix(capital(means.action), _xid_commands(means.action, where))
     times = f", {len(same)} times" if len(same) > 1 else ""
     return Finding.of(
         f"Xid {number} on {listed(where, most=3)}{ago(newest.age)}{times}: {means.meaning}",

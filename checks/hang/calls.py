@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddpdoctor.base.findings import INFO, WARN, Finding, Fix, Owner
-from ddpdoctor.base.text import capital, listed, ranks_named
+from ddpdoctor.base.text import capital, listed, ranks_named, without_capital
 from ddpdoctor.checks.hang.hang_check import hang_check
 from ddpdoctor.facts.hang import Hang
 from ddpdoctor.hang.evidence import (
@@ -323,7 +323,7 @@ def _all_of_them(found: HangVerdict, hang: Hang) -> str:
         return f"ranks stand apart, and who waits for whom can't be told: {what_they_do(found.culprits, hang)}"
     unknown = not_known(found, hang)
     if unknown:
-        return f"{what_they_do(found.culprits, hang)}; {unknown[:1].lower()}{unknown[1:].rstrip('.')}"
+        return f"{what_they_do(found.culprits, hang)}; {without_capital(unknown).rstrip('.')}"
     everybody = "both " if len(found.culprits) == 2 else "all of " if len(found.culprits) > 2 else ""
     return f"{everybody}{what_they_do(found.culprits, hang)}, and nothing tells them apart"
 

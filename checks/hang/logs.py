@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix, Owner
-from ddpdoctor.base.text import listed, ranks_named
+from ddpdoctor.base.text import capital, listed, ranks_named
 from ddpdoctor.checks.log_check import log_check
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.logs.analyze.sightings import lines, sightings, where
@@ -50,7 +50,7 @@ def _who_was_saving(log: Log, seen: Sequence[SignMatch]) -> str:
         return ""
     say = "says" if len(missing) == 1 else "say"
     return (
-        f"{ranks_named(waited).capitalize()} waited in vain, and {ranks_named(missing)} {say} nothing of it: mostly that is who gathers and"
+        f"{capital(ranks_named(waited))} waited in vain, and {ranks_named(missing)} {say} nothing of it: mostly that is who gathers and"
         " writes a large model alone, to a slow disk or network file system."
     )
 

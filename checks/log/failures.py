@@ -10,7 +10,7 @@ from typing import Final
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.log_signs import SignRole
-from ddpdoctor.base.text import LONGEST_QUOTE, clip, ranks_named, signal_name
+from ddpdoctor.base.text import LONGEST_QUOTE, capital, clip, ranks_named, signal_name
 from ddpdoctor.engine.registry import Catalogue, LogTraits, check, requires
 from ddpdoctor.facts.log import Log, LogFrame, LoggedException, LogLine, SignMatch
 from ddpdoctor.knowledge.log_topics import LogTopic
@@ -86,7 +86,7 @@ def user_code_error(log: Log, catalogue: Catalogue) -> Iterator[Finding]:
     at = f" ({own.path.rpartition('/')[2]}:{own.line})" if own else ""
     told = f"{clip(f'{who} {raised_it}', LONGEST_QUOTE - len(at))}{at}"
     yield Finding.of(
-        _capitalised(clip(f"{told}{_and_then(log, raised)}", LONGEST_QUOTE)),
+        capital(clip(f"{told}{_and_then(log, raised)}", LONGEST_QUOTE)),
         _traceback(log, raised),
         _what_to_do(log, raised, module),
         _how_it_ended(found),
@@ -101,7 +101,7 @@ def _without_traceback(log: Log, found: LogVerdict) -> Finding:
     seen = sightings(log, "user-code-error")
     if seen and seen[0].sign == UNGUARDED:
         return Finding.of(
-            _capitalised(f"the script {WITHOUT_GUARD}"),
+            capital(f"the script {WITHOUT_GUARD}"),
             lines(log, seen, most=1),
             Fix("Put what the script does into a function, and call it behind a guard", GUARD),
             _how_it_ended(found),
@@ -132,9 +132,7 @@ def _without_traceback(log: Log, found: LogVerdict) -> Finding:
     code = f" with exit code {exited.exit_code}" if exited else ""
     words = exited.error if exited else ""
     return Finding.of(
-        _capitalised(
-            clip(f"{who} ended itself{code}{f': {words}' if words else ', without a traceback'}", LONGEST_QUOTE)
-        ),
+        capital(clip(f"{who} ended itself{code}{f': {words}' if words else ', without a traceback'}", LONGEST_QUOTE)),
         (Evidence(line.text.strip(), where(log, line)) for line in (*found.said, lead)),
         Fix(
             f"Look for {'these words' if words else 'sys.exit(), exit() or os._exit()'} in the script, and at the last lines of {who}"
@@ -179,10 +177,6 @@ def _how_it_ended(found: LogVerdict) -> tuple[Fix, ...]:
     if not found.effects:
         return ()
     return (Fix("Leave the other ranks' errors aside: they only lost this rank"),)
-
-
-def _capitalised(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}"
 
 
 def _traceback(log: Log, raised: LoggedException) -> tuple[Evidence, ...]:
@@ -314,7 +308,7 @@ def process_crashed(log: Log, catalogue: Catalogue) -> Iterator[Finding]:
         else tuple(Evidence(line.text.strip(), where(log, line)) for line in stack.after if line.text.strip())
     )
     yield Finding.of(
-        _capitalised(
+        capital(
             f"{who}{on} ended itself: two packages brought an OpenMP of their own"
             if twice
             else f"{who}{on} crashed in compiled code{how}, without a Python exception"

@@ -134,7 +134,7 @@ def job_settings_differ(processes: Processes) -> Iterator[Finding]:
             continue
         seen = comparable(job.ranks)
         compared |= len(seen) > 1
-        closed += [rank for rank in job.ranks if isinstance(rank.settings, Unknown) and rank.state != "Z"]
+        closed += [rank for rank in job.ranks if isinstance(rank.settings, Unknown) and not rank.has_ended]
         if len(seen) > 1 and (found := differences(seen)):
             yield _differ(job, found)
     if closed:

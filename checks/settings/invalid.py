@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Owner
-from ddpdoctor.base.text import clip_middle, dotted
+from ddpdoctor.base.text import capital, clip_middle, dotted
 from ddpdoctor.base.unknown import Maybe, known
 from ddpdoctor.checks.settings.debugging_settings import dangerous_here, harms
 from ddpdoctor.engine.registry import check, requires
@@ -133,7 +133,7 @@ def misspelt(setting: Setting, meant: str, why: str, gpus: Maybe[Gpus], pci: May
         evidence_of(setting),
         set_instead(meant, setting.value, setting) if renamed else None,
         take_away(setting),
-        cause=why[:1].upper() + why[1:] + "." if why else f"{meant}: {what}." if what else "",
+        cause=f"{capital(why)}." if why else f"{meant}: {what}." if what else "",
     )
 
 

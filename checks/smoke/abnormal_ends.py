@@ -8,7 +8,7 @@ from signal import SIGKILL
 import msgspec
 
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix, Owner
-from ddpdoctor.base.text import clip, listed
+from ddpdoctor.base.text import clip, listed, without_capital
 from ddpdoctor.base.unknown import Maybe
 from ddpdoctor.checks.smoke.fixes import halted, killed_by, look_at, way_between
 from ddpdoctor.engine.registry import check, requires
@@ -157,7 +157,7 @@ def _waited_for(found: TrainingFailure, smoke: Smoke, meeting: Maybe[Meeting]) -
         why = f"It is in {first.stack[0]}{waited_for}."
     summary = f"{name_ranks(found.culprits, smoke)} {_what_it_does(found)}"
     if others:
-        summary += f"; {others[:1].lower()}{others[1:].rstrip('.')}"
+        summary += f"; {without_capital(others).rstrip('.')}"
     return Finding(
         summary=summary,
         cause=" ".join(filter(None, (why, others if clip(summary) != summary else ""))),

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddpdoctor.api.errors import NoVerdictError, UsageError, refuse_empty
-from ddpdoctor.base.text import one_line
+from ddpdoctor.base.text import one_line, without_capital
 from ddpdoctor.report.document import Block, Paragraph, Section, StyledText, Words
 
 if TYPE_CHECKING:
@@ -115,7 +115,6 @@ def check_list() -> list[Block]:
         blocks += [Paragraph(StyledText(member.title, "dim"), f"  {member.slug}", margin) for member in members]
     blocks.append(Paragraph(StyledText(f"{len(checks)} checks", "dim")))
     for topic in all_prescriptions():
-        title = f"{topic.title[:1].lower()}{topic.title[1:]}"
-        words = f"ddpdoctor explain {topic.slug} works out for this host {title}"
+        words = f"ddpdoctor explain {topic.slug} works out for this host {without_capital(topic.title)}"
         blocks.append(Paragraph(StyledText(words, "dim")))
     return blocks

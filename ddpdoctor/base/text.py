@@ -105,6 +105,11 @@ def capital(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}"
 
 
+def without_capital(text: str) -> str:
+    """The text with a small letter at its beginning, and the rest as it is: for within a sentence."""
+    return f"{text[:1].lower()}{text[1:]}"
+
+
 def listed(items: Iterable[object], most: int = 5) -> str:
     """ "a, b and c"; past `most` items "a, b, c and 9 more"."""
     words = [str(item) for item in items]

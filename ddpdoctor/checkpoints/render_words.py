@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddpdoctor.base.shell import quoted
-from ddpdoctor.base.text import clip_middle, human, listed, one_line, plural
+from ddpdoctor.base.text import capital, clip_middle, human, listed, one_line, plural
 from ddpdoctor.checkpoints.model_wrappers import writers
 from ddpdoctor.report.reported_checkpoints import Action
 
@@ -144,14 +144,14 @@ def _done(outcome: CheckpointOutcome, wishes: EditOptions) -> Iterator[LabelledP
     edits += _edits(outcome, "rename", "leave out") if planned else _edits(outcome, "renamed", "left out")
     what = listed(edits)
     if planned:
-        yield LabelledPart("to do", f"{_capital(what)}. This was a dry run: nothing was changed.")
+        yield LabelledPart("to do", f"{capital(what)}. This was a dry run: nothing was changed.")
     elif outcome.action is Action.FIXED:
-        yield LabelledPart("done", f"{_capital(what)}, in place; read back and verified.")
+        yield LabelledPart("done", f"{capital(what)}, in place; read back and verified.")
         if outcome.undo_file:
             text = f"To go back, byte for byte ({one_line(outcome.undo_file)} may be deleted once all is well):"
             yield LabelledPart("undo", text, (f"{COMMAND} --undo {quoted(outcome.path)}",))
     elif outcome.action is Action.WRITTEN:
-        done = _capital(what) if what else "Nothing in it had to be changed"
+        done = capital(what) if what else "Nothing in it had to be changed"
         yield LabelledPart("done", f"{done}; the new file was read back and verified, and the original is untouched.")
     elif outcome.action is Action.CLEAN:
         tied = outcome.before is not None and outcome.before.pinned
@@ -184,10 +184,6 @@ def _code_devices(outcome: CheckpointOutcome) -> Iterator[LabelledPart]:
             "it fails when it is run. Trace or script the model anew on the CPU, and move it after loading."
         )
         yield LabelledPart("WARN", text, style="bold yellow")
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _dangers(outcome: CheckpointOutcome) -> Iterator[LabelledPart]:

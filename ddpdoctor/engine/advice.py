@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from ddpdoctor.base.findings import Finding, Fix
-from ddpdoctor.base.text import listed
+from ddpdoctor.base.text import capital, listed
 from ddpdoctor.engine.registry import Check, Result, SkipReason
 
 MAX_NAMED_CHECKS = 3
@@ -64,5 +64,5 @@ def _may_be(result: Result | None) -> bool:
 def _found(result: Result) -> Fix:
     fix = result.findings[0].fixes[0]
     slug = result.check.slug
-    text = f"`{slug}` was found on this host, and these are its words. {fix.text[:1].upper()}{fix.text[1:]}"
+    text = f"`{slug}` was found on this host, and these are its words. {capital(fix.text)}"
     return msgspec.structs.replace(fix, text=text, proven_by=fix.proven_by or slug)

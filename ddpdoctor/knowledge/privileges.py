@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ddpdoctor.base.findings import Fix
+from ddpdoctor.base.text import without_capital
 from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.facts.container import Container
 
@@ -18,4 +19,4 @@ def on_the_host(fix: Fix, container: Maybe[Container]) -> Fix:
     """The same fix, but in a container, whose root can't carry it out, it says where to."""
     if isinstance(container, Unknown) or container.runtime is None:
         return fix
-    return Fix(f"On the host, outside of this container: {fix.text[:1].lower()}{fix.text[1:]}", fix.commands)
+    return Fix(f"On the host, outside of this container: {without_capital(fix.text)}", fix.commands)

@@ -10,7 +10,18 @@ import msgspec
 
 from ddpdoctor.base.findings import Evidence
 from ddpdoctor.base.log_signs import SignRole
-from ddpdoctor.base.text import clip, clip_middle, human, listed, one_line, plural, ranks_named, signal_name
+from ddpdoctor.base.text import (
+    capital,
+    clip,
+    clip_middle,
+    human,
+    listed,
+    one_line,
+    plural,
+    ranks_named,
+    signal_name,
+    without_capital,
+)
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.engine.registry import Catalogue, Check
@@ -90,7 +101,7 @@ def _told(judgement: LogJudgement) -> str:
         said = "This log tells" if len(log.files) == 1 else "These logs tell"
         told = f"{said} what followed, and not what failed first"
         if verdict.silent:
-            told = f"{_capital(ranks_named(verdict.silent))} {_how_silent(log, verdict, judgement.catalogue)}"
+            told = f"{capital(ranks_named(verdict.silent))} {_how_silent(log, verdict, judgement.catalogue)}"
         fits = judgement.opinions[0] if judgement.opinions else None
         told = f"{told}; perhaps: {_within(named(fits))}" if fits else told
         return f"{told}; before that it says: {clip(quoted(verdict.said[0].text))}" if verdict.said else told
@@ -142,7 +153,7 @@ def _is_confirmed(opinion: Diagnosis) -> bool:
 def title(judgement: LogJudgement, first: Diagnosis) -> str:
     """The first suspicion's own line, no surer than the headline."""
     doubt = doubtful(judgement)
-    return f"{_capital(doubt)}: {_within(named(first))}" if doubt else named(first)
+    return f"{capital(doubt)}: {_within(named(first))}" if doubt else named(first)
 
 
 def named(opinion: Diagnosis) -> str:
@@ -257,11 +268,7 @@ def more(judgement: LogJudgement) -> tuple[LogLine, ...]:
 
 def _within(summary: str) -> str:
     """Put a text within a sentence; names and abbreviations stay as they are."""
-    return summary[:1].lower() + summary[1:] if _WORD.match(summary) and not _NAME.match(summary) else summary
-
-
-def _capital(sentence: str) -> str:
-    return sentence[:1].upper() + sentence[1:]
+    return without_capital(summary) if _WORD.match(summary) and not _NAME.match(summary) else summary
 
 
 def place(log: Log, line: LogLine) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ddpdoctor.base.text import clip, listed, one_line, visible
+from ddpdoctor.base.text import capital, clip, listed, one_line, visible
 from ddpdoctor.engine.examination import Examination, Verdict
 from ddpdoctor.facts.fleet import Fleet
 from ddpdoctor.facts.meeting import Meeting
@@ -115,9 +115,7 @@ def _fleet_document(
         counts=counts(fleet, examinations),
         hints=(
             *(
-                StyledText(
-                    f"{text[0].upper()}{text[1:]}.", _WORD_STYLES["FAIL" if "failed" in text[:6] else "NOT TESTED"]
-                )
+                StyledText(f"{capital(text)}.", _WORD_STYLES["FAIL" if "failed" in text[:6] else "NOT TESTED"])
                 for text in untested(fleet)
             ),
             *more_on(found),

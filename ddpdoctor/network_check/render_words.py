@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 
 from ddpdoctor.base.findings import Severity
-from ddpdoctor.base.text import bandwidth, listed, milliseconds, plural
+from ddpdoctor.base.text import bandwidth, capital, listed, milliseconds, plural
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.examination import Examination, Verdict, node_names
 from ddpdoctor.facts.fleet import Cell, Fleet, Node, Passed, Phase
@@ -76,7 +76,7 @@ def outcome(fleet: Fleet, examinations: Sequence[Examination]) -> str:
     text = " and ".join(parts) or "nothing wrong was found"
     if fleet.expected == 1:
         text += f"; {NOTHING_BETWEEN}"
-    return f"{text[0].upper()}{text[1:]}"
+    return capital(text)
 
 
 def counts(fleet: Fleet, examinations: Sequence[Examination]) -> str:

@@ -14,6 +14,7 @@ import msgspec
 
 from ddpdoctor.base.text import human
 from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.facts.hang import ENDED_STATES
 
 DENIED = os.strerror(errno.EACCES)
 """How the reason ends where this user may not look."""
@@ -60,7 +61,7 @@ class Stat(msgspec.Struct, frozen=True):
     @property
     def ended(self) -> bool:
         """A zombie, or its main thread has ended before others."""
-        return self.state in ("Z", "X")
+        return self.state in ENDED_STATES
 
     @property
     def uncollected(self) -> bool:

@@ -15,6 +15,7 @@ import msgspec
 
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.facts.hang import ENDED_STATES
 from ddpdoctor.knowledge.segment_names import Maker, maker_of, maker_pid
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.proc import KERNEL_THREAD, MAX_COMMAND, Proc
@@ -83,7 +84,7 @@ def _tasks(process: Path) -> list[Path]:
         state, flags, threads = fields[0], int(fields[6]), int(fields[17])
         if flags & KERNEL_THREAD:
             return []
-        if state not in "ZX":
+        if state not in ENDED_STATES:
             return [process]
         return sorted((process / "task").iterdir()) if threads > 1 else []
     except FileNotFoundError:

@@ -219,7 +219,7 @@ def _siblings(processes: Processes) -> Mapping[int, Process]:
     """Map each rank that has ended, and so has no settings any more, to another that the same parent has started."""
     ranks = [process for process in processes.listed if process.role is ProcessRole.RANK and process.parent > 1]
     readable = {rank.parent: rank for rank in ranks if not isinstance(rank.settings, Unknown)}
-    return {rank.pid: readable[rank.parent] for rank in ranks if rank.state == "Z" and rank.parent in readable}
+    return {rank.pid: readable[rank.parent] for rank in ranks if rank.has_ended and rank.parent in readable}
 
 
 def connected_ranks(ranks: Sequence[Process]) -> list[list[Process]]:

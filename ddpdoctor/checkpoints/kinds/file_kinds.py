@@ -13,6 +13,7 @@ import stat
 from pathlib import Path
 
 from ddpdoctor.base.regular_files import NotRegularError
+from ddpdoctor.base.text import capital
 from ddpdoctor.checkpoints.kinds.file_head import FileHead, Recognised, mode_of, recognised
 from ddpdoctor.facts.remedies import remedy
 
@@ -183,4 +184,4 @@ def _not_a_file(mode: int) -> Recognised:
         stat.S_IFBLK: "a block device",
     }
     what = kinds.get(stat.S_IFMT(mode), "no regular file")
-    return recognised("special", what=what, begin=what.capitalize())
+    return recognised("special", what=what, begin=capital(what))

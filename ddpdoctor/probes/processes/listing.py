@@ -195,7 +195,7 @@ def _uncollected(tree: ObservedTree, found: Roles) -> set[int]:
     pids = set()
     for process in tree.by_pid.values():
         stat, parent = process.stat, tree.by_pid.get(process.stat.parent)
-        if stat.state != "Z" or stat.age < UNCOLLECTED_SECONDS or (parent and parent.is_ddpdoctor):
+        if not stat.ended or stat.age < UNCOLLECTED_SECONDS or (parent and parent.is_ddpdoctor):
             continue
         role_of_parent, _ = found.get(stat.parent, (ProcessRole.OTHER, None))
         started_by_job = parent and (parent.is_python or role_of_parent is ProcessRole.LAUNCHER)

@@ -232,7 +232,7 @@ class _RoleSearch:
                 continue
             ranks, names = self._ranks_of(parent)
             children = self.tree.children(parent)
-            dead = [child for child in children if child.stat.state == "Z" and child.stat.name in names]
+            dead = [child for child in children if child.stat.ended and child.stat.name in names]
             if all(map(self._place, ranks)):
                 for process, place in self._in_row(parent, [*ranks, *dead], _with_gaps_filled):
                     if place:

@@ -186,7 +186,7 @@ def _why_not_agreed(leftover: Leftover, again: Leftover | None, first: LeftoverL
         return "the processes can't be seen any more"
     before = {process.identity: process for process in first.listed}
     for now in second.listed:
-        if now.identity in (leftover.identity, *leftover.children, *leftover.mates) and now.state != "Z":
+        if now.identity in (leftover.identity, *leftover.children, *leftover.mates) and not now.has_ended:
             earlier = before.get(now.identity)
             if earlier is None or worked_between(earlier, now, second.at - first.at):
                 return f"{now.name} (pid {now.pid}) has used the processor meanwhile"

@@ -54,7 +54,7 @@ def _left_processes(processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Leftove
     for process in processes.listed:
         if process.ours:
             continue
-        if process.state == "Z" and not process.ended_threads:
+        if process.has_ended and not process.ended_threads:
             yield from _ended(process, tree)
         elif tree.lost_its_parent(process) and _is_suspect(process, tree):
             yield _leftover(process, tree)
@@ -274,7 +274,7 @@ def _doubts_of_child(child: Process, process: Process, tree: ProcessTree) -> Ite
         yield "it is another user's or container's"
     if child.start < process.start:
         yield "it is older than its parent"
-    if child.state == "Z":
+    if child.has_ended:
         return
     yield from _doubts_of_any(child, tree)
 

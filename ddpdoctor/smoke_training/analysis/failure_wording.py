@@ -8,7 +8,7 @@ from typing import Final
 
 from ddpdoctor.base.findings import Evidence
 from ddpdoctor.base.lazy_patterns import compile_lazily
-from ddpdoctor.base.text import clip, listed, plural, ranks_named, signal_name
+from ddpdoctor.base.text import capital, clip, listed, plural, ranks_named, signal_name
 from ddpdoctor.facts.smoke import RankEnding, RankRun, Smoke
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.smoke_training.analysis.failure_attribution import TrainingFailure, TrainingFailureKind, lost_another
@@ -104,7 +104,7 @@ def describe_others(found: TrainingFailure, smoke: Smoke) -> str:
         verb = VERBS[waits_for, hung][len(runs) > 1]
         parts.append(f"{name_ranks(runs, smoke)} {verb}{f' for {it}' if waits_for else ''} in {where}")
     text = listed(parts, most=3)
-    return f"{text[:1].upper()}{text[1:]}."
+    return f"{capital(text)}."
 
 
 def _is_waiting_for_culprits(run: RankRun, found: TrainingFailure) -> bool:
