@@ -70,8 +70,15 @@ class Slurm:
 
 
 @contextmanager
-def slurm(hosts: Sequence[Host], folder: Path, cores: int = 8) -> Iterator[Slurm]:
-    """The hosts as nodes of a cluster, each with so many cores by its own word. Logs are in the folder."""
+def slurm(hosts: Sequence[Host], folder: Path, cores: int = 8, more: str = "") -> Iterator[Slurm]:
+    """The hosts as nodes of a cluster, each with so many cores by its own word. Logs are in the folder.
+
+    Args:
+        hosts: the first is the controller, too.
+        folder: an empty one.
+        cores: of each.
+        more: lines of slurm.conf.
+    """
     for tool, package in (("slurmctld", "slurm-wlm"), ("slurmd", "slurm-wlm"), ("munged", "munge")):
         assert shutil.which(tool), f"{tool} is needed: apt-get install {package}"
     nodes = "\n".join(
@@ -79,7 +86,7 @@ def slurm(hosts: Sequence[Host], folder: Path, cores: int = 8) -> Iterator[Slurm
         for number, host in enumerate(hosts, 11)
     )
     configuration = folder / "slurm.conf"
-    configuration.write_text(CONFIGURATION.format(controller=hosts[0].hostname, folder=folder, nodes=nodes))
+    configuration.write_text(CONFIGURATION.format(controller=hosts[0].hostname, folder=folder, nodes=nodes) + more)
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
     (folder / "state").mkdir()
     key = folder / "munge.key"

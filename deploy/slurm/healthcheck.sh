@@ -1,0 +1,9 @@
+#!/bin/sh
+# Slurm's HealthCheckProgram: drains this node if it fails, and undrains it, once healed, if ddpdoctor had drained it.
+# Slurm gives it neither PATH nor HOME. Where ddpdoctor is missing, that is no reason to take the node out.
+doctor=/opt/ddpdoctor/bin/ddpdoctor
+if [ ! -x "$doctor" ]; then
+    echo "$doctor is not there; nothing was checked" >&2
+    exit 0
+fi
+exec "$doctor" gate --for slurm-healthcheck --quick --drain

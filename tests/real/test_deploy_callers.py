@@ -1,0 +1,129 @@
+"""What deploy/ has Slurm, NHC, node-problem-detector, GPUd and soperator call, called as they do it.
+
+Slurm's daemons are the real ones. The others don't run here: what calls in their place follows their contracts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.deployed import DEPLOY, deployed, install, noting_doctor, this_doctor
+from tests.support.namespaces import network
+from tests.support.running_jobs import wait_until
+from tests.support.slurm import slurm
+
+SYSTEM = {"PATH": "/usr/bin:/bin"}
+
+
+@pytest.fixture
+def doctor(tmp_path: Path) -> Path:
+    return this_doctor(tmp_path)
+
+
+def run(*line: str | Path, seconds: float = 60, **more: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(line, env=SYSTEM, capture_output=True, text=True, timeout=seconds, check=False, **more)
+
+
+def test_node_problem_detector(doctor: Path) -> None:
+    plugin = json.loads(deployed("node-problem-detector/ddpdoctor-monitor.json", doctor))
+    (rule,) = plugin["rules"]
+    ended = run(rule["path"], *rule["args"])
+    # 0: the condition doesn't hold, 1: it does, all else: unknown; the message is cut by bytes.
+    assert ended.returncode in (0, 1, 2), ended.stderr
+    message = ended.stdout.rstrip("\n")
+    assert message
+    assert "\n" not in message
+    assert len(message.encode()) <= plugin["pluginConfig"]["max_output_length"]
+
+
+def test_nhc(doctor: Path) -> None:
+    (line,) = [line for line in deployed("nhc/nhc.conf", doctor).splitlines() if not line.startswith("#")]
+    mask, _, check = line.partition(" || ")
+    assert mask == "*"
+    name, *words = shlex.split(check)
+    assert name == "check_cmd_output"
+    options = dict(zip(words[:6:2], words[1:6:2], strict=True))
+    ended = run(*words[6:], seconds=float(options["-t"]))
+    # NHC takes the node offline unless the code is that of -r, and a line fits -m.
+    assert str(ended.returncode) in ("0", "1"), ended.stderr
+    (said,) = ended.stdout.splitlines()
+    assert bool(re.search(options["-m"].strip("/"), said)) is (str(ended.returncode) == options["-r"])
+
+
+def test_gpud(doctor: Path) -> None:
+    (plugin,) = yaml.safe_load(deployed("gpud/plugins.yaml", doctor))
+    (step,) = plugin["health_state_plugin"]["steps"]
+    ended = run("bash", "-c", step["run_bash_script"]["script"])
+    assert ended.returncode in (0, 1), ended.stderr
+    told, _ = json.JSONDecoder().raw_decode(ended.stdout)
+    for path in plugin["health_state_plugin"]["parser"]["json_paths"]:
+        value = told[path["query"].removeprefix("$.")]
+        assert isinstance(value, str)
+        if "expect" in path:
+            assert bool(re.search(path["expect"]["regex"], value)) is (ended.returncode == 0)
+
+
+@pytest.mark.parametrize("name", ["drain", "undrain"])
+def test_soperator(name: str, doctor: Path) -> None:
+    check = json.loads(deployed(f"soperator/ddpdoctor.{name}.json", doctor))
+    reading, writing = os.pipe()
+    # Details are read from descriptor 3, and the rest goes to a log.
+    line = f"exec {check['command']} 3>&{writing}"
+    ended = run("bash", "-c", line, pass_fds=(writing,))
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        details = pipe.read()
+    assert ended.returncode in (0, 1), ended.stderr
+    assert details or ended.returncode == 0
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.tool("slurmctld", "slurmd", "munged")
+def test_slurm_runs_each_script_at_its_time(tmp_path: Path) -> None:
+    """And a job runs between them."""
+    etc = tmp_path / "etc"
+    doctor = noting_doctor(tmp_path)
+    for script in (DEPLOY / "slurm").rglob("*.sh"):
+        name = script.relative_to(DEPLOY / "slurm")
+        install(f"slurm/{name}", doctor, etc / name)
+    lines = (DEPLOY / "slurm" / "slurm.conf").read_text().replace("/etc/slurm", str(etc))
+    cluster_folder = tmp_path / "cluster"
+    cluster_folder.mkdir()
+
+    def called() -> list[str]:
+        file = tmp_path / "called"
+        return [line.split()[2] for line in file.read_text().splitlines()] if file.exists() else []
+
+    with network("n1") as (host,), slurm([host], cluster_folder, more=lines) as cluster:
+        wait_until(lambda: "slurm-healthcheck" in called(), "the health check of slurmd's start")
+        ended = cluster.run("srun", "--nodes=1", "cat", tmp_path / "called")
+        assert ended.returncode == 0, ended.stderr
+        assert "gate --for slurm-prolog --quick --drain" in ended.stdout
+        assert "slurm-epilog" not in ended.stdout
+        wait_until(lambda: "slurm-epilog" in called(), "the epilog")
+        wait_until(lambda: cluster.idle() == 1, "the node is free again")
+
+
+def test_the_epilog_ends_and_drains() -> None:
+    words = (DEPLOY / "slurm" / "epilog.d" / "50-ddpdoctor.sh").read_text().splitlines()[-1].split()
+    assert words[-3:] == ["--quick", "--kill", "--drain"]
+
+
+@pytest.mark.parametrize("name", ["prolog.d/50-ddpdoctor.sh", "epilog.d/50-ddpdoctor.sh", "healthcheck.sh"])
+def test_slurms_scripts_do_their_work_without_path_and_home(name: str, doctor: Path, tmp_path: Path) -> None:
+    """Where there is no slurmctld to drain by, a node that is well passes."""
+    script = install(f"slurm/{name}", doctor, tmp_path / "script")
+    ended = subprocess.run([script], env={}, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode in ((0,) if name == "healthcheck.sh" else (0, 1)), ended.stderr
+    assert "wrong usage" not in ended.stdout + ended.stderr
+    assert "Traceback" not in ended.stderr
