@@ -114,9 +114,21 @@ def test_slurm_runs_each_script_at_its_time(tmp_path: Path) -> None:
         wait_until(lambda: cluster.idle() == 1, "the node is free again")
 
 
-def test_the_epilog_ends_and_drains() -> None:
-    words = (DEPLOY / "slurm" / "epilog.d" / "50-ddpdoctor.sh").read_text().splitlines()[-1].split()
-    assert words[-3:] == ["--quick", "--kill", "--drain"]
+@pytest.mark.parametrize(
+    ("name", "codes"),
+    [
+        ("prolog.d/50-ddpdoctor.sh", {0: 0, 1: 1, 2: 0, 127: 0}),
+        ("epilog.d/50-ddpdoctor.sh", {0: 0, 1: 1, 2: 0, 127: 0}),
+        ("healthcheck.sh", {0: 0, 1: 0, 2: 0, 127: 0}),
+    ],
+)
+def test_only_a_verdict_takes_a_node_out(name: str, codes: dict[int, int], tmp_path: Path) -> None:
+    doctor = tmp_path / "ddpdoctor"
+    script = install(f"slurm/{name}", doctor, tmp_path / "script")
+    for code, wanted in codes.items():
+        doctor.write_text(f"#!/bin/sh\nexit {code}\n")
+        doctor.chmod(0o755)
+        assert subprocess.run([script], env={}, check=False).returncode == wanted
 
 
 @pytest.mark.parametrize("name", ["prolog.d/50-ddpdoctor.sh", "epilog.d/50-ddpdoctor.sh", "healthcheck.sh"])
