@@ -86,6 +86,10 @@ MAX_WAIT_SECONDS = 1_000_000
 """Of one system call; the kernel counts milliseconds in 31 bits."""
 END_SECONDS = 1.0
 """Seconds for those that are just being started as we end: a program on a dead file system may take for ever."""
+PIPE_SECONDS = 0.5
+"""Seconds for a pipe's end, or for more, once the program has ended."""
+READ_SECONDS = 10.0
+"""Seconds in which all that a program has printed is read, however busy the host is."""
 
 _alive: set[StartedProgram] = set()
 
@@ -179,9 +183,9 @@ class StartedProgram:
             if getattr(error, "filename", None) == os.devnull:
                 self._failure += f" ({os.devnull})"
             return
-        self._readers = [
-            threading.Thread(target=self._read, args=(name,), daemon=True) for name in ("stdout", "stderr")
-        ]
+        self._readers = {
+            threading.Thread(target=self._read, args=(name,), daemon=True): name for name in ("stdout", "stderr")
+        }
         try:
             for reader in self._readers:
                 reader.start()
@@ -266,14 +270,31 @@ class StartedProgram:
                 self._process.wait(max(0.0, seconds))
 
     def _ended(self, *, timed_out: bool) -> EndedProgram:
-        for reader in self._readers:
-            # A grandchild may hold the pipe open after the child has gone.
-            reader.join(0.5)
+        self._finish_reading()
         if any(reader.is_alive() for reader in self._readers):
             self.kill()
+            self._finish_reading()
         _alive.discard(self)
         code = None if timed_out else self._process.wait()
         return EndedProgram(self._output.get("stdout", b""), self._output.get("stderr", b""), code, timed_out=timed_out)
+
+    def _finish_reading(self) -> None:
+        """Let the readers take all that it has printed. A grandchild may hold a pipe open after the child has gone: that is not waited for."""
+        until = time.monotonic() + READ_SECONDS
+        for reader, name in self._readers.items():
+            reader.join(PIPE_SECONDS)
+            # On a busy host a thread may not have run at all within that time.
+            while reader.is_alive() and self._has_more(name) and time.monotonic() < until:
+                reader.join(PIPE_SECONDS)
+
+    def _has_more(self, name: str) -> bool:
+        """Whether its reader needn't wait for anybody: there is something to read, or the end."""
+        poll = select.poll()
+        try:
+            poll.register(getattr(self._process, name), select.POLLIN)
+            return bool(poll.poll(0))
+        except (OSError, ValueError):  # The reader has closed it, and is at its last step.
+            return True
 
 
 def start(

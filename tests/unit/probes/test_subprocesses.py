@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ddpdoctor.probes.subprocesses import MAX_OUTPUT_BYTES, run, start
+from ddpdoctor.probes.subprocesses import MAX_OUTPUT_BYTES, StartedProgram, run, start
 
 
 def python(code: str) -> list[str]:
@@ -59,6 +59,18 @@ def test_a_flood_is_bounded() -> None:
     ended = run(python(f"import sys; sys.stdout.write('x' * {3 * MAX_OUTPUT_BYTES})"), 60)
     assert ended.ok
     assert len(ended.stdout) <= MAX_OUTPUT_BYTES
+
+
+def test_nothing_is_lost_where_our_own_threads_come_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a busy host, where the program has ended before they run at all."""
+    read = StartedProgram._read
+
+    def read_late(started: StartedProgram, name: str) -> None:
+        time.sleep(2.0)
+        read(started, name)
+
+    monkeypatch.setattr(StartedProgram, "_read", read_late)
+    assert run(["echo", "x" * 1000], 20).stdout == b"x" * 1000 + b"\n"
 
 
 def test_input_that_nobody_reads() -> None:
