@@ -15,9 +15,9 @@ from ddpdoctor.api.results import CommandResult
 if TYPE_CHECKING:
     from ddpdoctor.engine.examination import Verdict
     from ddpdoctor.engine.registry import Check
-    from ddpdoctor.fleet.outcome import FleetOutcome
-    from ddpdoctor.fleet.profiles import Profile
-    from ddpdoctor.fleet.sweep import Sweep
+    from ddpdoctor.fleet_sweep.outcome import FleetOutcome
+    from ddpdoctor.fleet_sweep.profiles import Profile
+    from ddpdoctor.fleet_sweep.sweep import Sweep
     from ddpdoctor.report.contract import Report
     from ddpdoctor.report.document import Document
 
@@ -69,7 +69,7 @@ class FleetResult(CommandResult):
         self, *, verbose: bool = False, quiet: bool = False, renamed: dict[str, str] | None = None
     ) -> Document:
         from ddpdoctor.checks.catalogue import catalogue
-        from ddpdoctor.fleet.render import fleet_document
+        from ddpdoctor.fleet_sweep.render import fleet_document
 
         return fleet_document(self.outcome, catalogue(), verbose=verbose, quiet=quiet, renamed=renamed)
 
@@ -83,7 +83,7 @@ class FleetResult(CommandResult):
 
     @cached_property
     def _report(self) -> Report:
-        from ddpdoctor.fleet.render_json import fleet_report
+        from ddpdoctor.fleet_sweep.render_json import fleet_report
 
         return fleet_report(self.outcome)
 
@@ -100,13 +100,13 @@ class FleetResult(CommandResult):
     def to_html(self) -> str:
         """One page with a filter and a heat map of hosts by check; it loads nothing from anywhere."""
         from ddpdoctor.checks.catalogue import catalogue
-        from ddpdoctor.fleet.render_html import fleet_page
+        from ddpdoctor.fleet_sweep.render_html import fleet_page
 
         return fleet_page(self.outcome, catalogue())
 
     def profile(self) -> Profile:
         """What most of the hosts that should be alike have, for the next sweep's baseline."""
-        from ddpdoctor.fleet.profiles import profile_of
+        from ddpdoctor.fleet_sweep.profiles import profile_of
 
         return profile_of(self.outcome.sweep, self.outcome.labels)
 
@@ -183,9 +183,9 @@ def fleet(
     if since == "-" or baseline == "-" or list(inputs).count("-") > 1:
         raise UsageError("- stands once, and among the snapshots of this sweep")
     from ddpdoctor.api.checking import selected_checks
-    from ddpdoctor.fleet.changes import changes
-    from ddpdoctor.fleet.outcome import FleetOutcome
-    from ddpdoctor.fleet.profiles import hold
+    from ddpdoctor.fleet_sweep.changes import changes
+    from ddpdoctor.fleet_sweep.outcome import FleetOutcome
+    from ddpdoctor.fleet_sweep.profiles import hold
 
     checks = selected_checks(select, ignore)
     expected = _expected_hosts(expect) if expect else None
@@ -207,14 +207,14 @@ def fleet(
 
 
 def _sweep(inputs: Sequence[str], checks: tuple[Check, ...], nproc: int | None, stdin: IO[bytes] | None) -> Sweep:
-    from ddpdoctor.fleet.sources import find_sources
-    from ddpdoctor.fleet.sweeping import sweep_over
+    from ddpdoctor.fleet_sweep.sources import find_sources
+    from ddpdoctor.fleet_sweep.sweeping import sweep_over
 
     return sweep_over(find_sources(inputs, stdin or sys.stdin.buffer), checks, nproc)
 
 
 def _labels(sweep: Sweep, group_by: str) -> dict[str, str]:
-    from ddpdoctor.fleet.comparison import by_fact, by_gpu, by_partition
+    from ddpdoctor.fleet_sweep.comparison import by_fact, by_gpu, by_partition
 
     if group_by == BY_GPU:
         return by_gpu(sweep.hosts)
@@ -274,8 +274,8 @@ def _profile(content: bytes, name: str, group_by: str) -> Profile:
     Raises:
         UsageError: it is neither.
     """
-    from ddpdoctor.fleet.judging import FleetJudge
-    from ddpdoctor.fleet.profiles import profile_of, read_profile
+    from ddpdoctor.fleet_sweep.judging import FleetJudge
+    from ddpdoctor.fleet_sweep.profiles import profile_of, read_profile
 
     if profile := read_profile(content):
         return profile

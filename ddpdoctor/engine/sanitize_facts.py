@@ -103,11 +103,18 @@ def plausible_group(group: T) -> T | Unknown:
     return Unknown(f"the snapshot's facts were not taken: {wrong}") if wrong else group
 
 
+_NUMBERS: Final = frozenset((int, float, bool))
+
+
 def _wrong(struct: msgspec.Struct) -> Iterator[str]:
     kinds = text_kinds().get(type(struct).__name__, {})
     for name in struct.__struct_fields__:
+        held = getattr(struct, name)
+        # Most are numbers.
+        if held is None or type(held) in _NUMBERS:
+            continue
         kind = kinds.get(name, _WORDS)
-        for value in _flat(getattr(struct, name)):
+        for value in _flat(held) if isinstance(held, tuple | dict) else (held,):
             if isinstance(value, msgspec.Struct):
                 yield from _wrong(value)
             # An empty one says that there is none. An enum's values are our own.

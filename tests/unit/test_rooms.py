@@ -28,7 +28,7 @@ ROOMS = [
     "network_check",
     "smoke_training",
     "checks",
-    "fleet",
+    "fleet_sweep",
     "fixes",
     "run",
     "gating",

@@ -28,6 +28,7 @@ _UNIQUE: Final = re.compile(
     r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}|(?<![0-9a-fA-F:])(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}(?![0-9a-fA-F:])"
 )
 """A UUID or the address of a network card, wherever it stands."""
+SHORTEST_UNIQUE: Final = 17
 
 COMPARED_GROUPS: Final = tuple(
     name for name in GROUPS if name not in {*EXPERIMENTS, "processes", "kernel_log", "checkpoints"}
@@ -121,8 +122,9 @@ def _walk(path: str, value: object, found: list[Pair]) -> None:
 
 
 def json_text(value: object) -> str:
-    """A value as it is compared."""
-    return msgspec.json.encode(value).decode()
+    """A value as it is compared, without what is unique to one host."""
+    text = msgspec.json.encode(value).decode()
+    return _UNIQUE.sub("<unique>", text) if len(text) > SHORTEST_UNIQUE and text[0] in '"[' else text
 
 
 @cache
@@ -167,8 +169,8 @@ class OwnWords:
         self._signs = {word: sign(place) for place, word in enumerate(self.words)}
 
     def stand_in(self, written: bytes) -> bool:
-        """Whether some of them may stand in that JSON, or anything that is unique to one host."""
-        return any(word in written for word in self._bytes) or _UNIQUE_BYTES.search(written) is not None
+        """Whether some of them may stand in that JSON."""
+        return any(word in written for word in self._bytes)
 
     def replaced(self, pairs: Sequence[Pair]) -> list[Pair]:
         """The pairs with signs in their values."""
@@ -177,10 +179,9 @@ class OwnWords:
     def _in_value(self, value: str) -> str:
         if value[:1] not in '"[?':
             return value
-        return _UNIQUE.sub("<unique>", self._pattern.sub(lambda found: self._signs[found[0]], value))
+        return self._pattern.sub(lambda found: self._signs[found[0]], value)
 
 
-_UNIQUE_BYTES: Final = re.compile(_UNIQUE.pattern.encode())
 MAX_OWN_WORDS: Final = 16
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from ddpdoctor.engine.registry import Check
-from ddpdoctor.fleet.judging import FleetJudge
-from ddpdoctor.fleet.sweep import Sweep
+from ddpdoctor.fleet_sweep.judging import FleetJudge
+from ddpdoctor.fleet_sweep.sweep import Sweep
 
 
 def sweep_of(snapshots: Iterable[dict[str, Any]], checks: tuple[Check, ...] = ()) -> Sweep:

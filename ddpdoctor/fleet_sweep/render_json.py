@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from ddpdoctor.base.findings import Severity
 from ddpdoctor.base.text import plural
 from ddpdoctor.engine.registry import SkipReason
-from ddpdoctor.fleet.comparison import OddFact, shown_value
-from ddpdoctor.fleet.outcome import FleetOutcome
-from ddpdoctor.fleet.sweep import STATES
+from ddpdoctor.fleet_sweep.comparison import OddFact, shown_value
+from ddpdoctor.fleet_sweep.outcome import FleetOutcome
+from ddpdoctor.fleet_sweep.sweep import STATES
 from ddpdoctor.knowledge.hostlist import fold
 from ddpdoctor.report.contract import Report, ReportedFinding, ReportedNotTested
 from ddpdoctor.report.reported_fleet import ReportedChange, ReportedFleet, ReportedFleetHost, ReportedOddFact

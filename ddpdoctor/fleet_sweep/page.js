@@ -18,6 +18,8 @@ byId("headline").textContent = data.outcome;
 byId("headline").className = data.verdict;
 byId("about").textContent = data.about;
 
+byId("pointed").textContent += ` From the left: ${data.columns.join(", ") || "none"}.`;
+
 for (const section of data.sections) {
   byId("sections").append(element("h2", section.title));
   const table = element("table");

@@ -10,10 +10,10 @@ from ddpdoctor.base.findings import Severity
 from ddpdoctor.base.text import clip, clip_middle, one_line, plural
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.engine.registry import Catalogue
-from ddpdoctor.fleet.changes import ChangeKind
-from ddpdoctor.fleet.comparison import CLOCK, AlikeGroup, OddFact, is_item, shown_value
-from ddpdoctor.fleet.outcome import FleetOutcome, hosts_text
-from ddpdoctor.fleet.sweep import FleetFinding, counts
+from ddpdoctor.fleet_sweep.changes import ChangeKind
+from ddpdoctor.fleet_sweep.comparison import CLOCK, AlikeGroup, OddFact, is_item, shown_value
+from ddpdoctor.fleet_sweep.outcome import FleetOutcome, hosts_text
+from ddpdoctor.fleet_sweep.sweep import FleetFinding, counts
 from ddpdoctor.report.document import (
     STYLES,
     Block,

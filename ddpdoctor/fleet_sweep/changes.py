@@ -7,9 +7,9 @@ from enum import Enum
 import msgspec
 
 from ddpdoctor.base.findings import Severity
-from ddpdoctor.fleet.comparable import ABSENT, UNKNOWN, with_own_words
-from ddpdoctor.fleet.comparison import are_alike, parent_of
-from ddpdoctor.fleet.sweep import FleetHost, Sweep
+from ddpdoctor.fleet_sweep.comparable import ABSENT, UNKNOWN, with_own_words
+from ddpdoctor.fleet_sweep.comparison import are_alike, parent_of
+from ddpdoctor.fleet_sweep.sweep import FleetHost, Sweep
 
 
 class ChangeKind(str, Enum):

@@ -15,16 +15,16 @@ import msgspec
 
 from ddpdoctor.base.text import signal_name
 from ddpdoctor.engine.registry import Check
-from ddpdoctor.fleet.judging import FleetJudge
-from ddpdoctor.fleet.sources import SnapshotSource, batches, read_source
-from ddpdoctor.fleet.sweep import Sweep, SweepBuilder
+from ddpdoctor.fleet_sweep.judging import FleetJudge
+from ddpdoctor.fleet_sweep.sources import SnapshotSource, batches, read_source
+from ddpdoctor.fleet_sweep.sweep import Sweep, SweepBuilder
 
 BATCH: Final = 16
 MIN_FOR_WORKERS: Final = 128
 """Snapshots from which on it pays to start other processes, each of which loads the checks."""
 MAX_WORKERS: Final = 2
 
-_WORKER: Final = "import sys; sys.path[:] = sys.argv[1:]; from ddpdoctor.fleet.worker import main; main()"
+_WORKER: Final = "import sys; sys.path[:] = sys.argv[1:]; from ddpdoctor.fleet_sweep.worker import main; main()"
 """With our own path, whatever lies in the working folder."""
 
 _LENGTH: Final = struct.Struct("<I")

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.fleet.comparable import COMPARED_GROUPS, DIFFERENT_BY_NATURE, NAMED_BY, comparable_facts
-from ddpdoctor.fleet.comparison import AlikeGroup, by_fact, by_gpu, compare, parent_of, shown_value
-from ddpdoctor.fleet.judging import FleetJudge
-from ddpdoctor.fleet.sweep import Sweep
+from ddpdoctor.fleet_sweep.comparable import COMPARED_GROUPS, DIFFERENT_BY_NATURE, NAMED_BY, comparable_facts
+from ddpdoctor.fleet_sweep.comparison import AlikeGroup, by_fact, by_gpu, compare, parent_of, shown_value
+from ddpdoctor.fleet_sweep.judging import FleetJudge
+from ddpdoctor.fleet_sweep.sweep import Sweep
 from tests.support.fixture_hosts import healthy_facts, healthy_names, to_snapshot
 from tests.support.fleet_of_fixtures import fleet_snapshots, host_name
-from tests.unit.fleet.judged import sweep_of
+from tests.unit.fleet_sweep.judged import sweep_of
 
 COUNT = 9
 

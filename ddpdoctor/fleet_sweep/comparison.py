@@ -13,8 +13,8 @@ import msgspec
 
 from ddpdoctor.base.grouping import grouped
 from ddpdoctor.base.text import human, one_line, spans
-from ddpdoctor.fleet.comparable import ABSENT, PRESENT, UNKNOWN, with_own_words
-from ddpdoctor.fleet.sweep import FleetHost, Sweep
+from ddpdoctor.fleet_sweep.comparable import ABSENT, PRESENT, UNKNOWN, with_own_words
+from ddpdoctor.fleet_sweep.sweep import FleetHost, Sweep
 
 SIZE: Final = 1024**2
 """Numbers from here on are sizes in bytes, which may differ a little between hosts that are alike."""

@@ -123,7 +123,7 @@ def _lines(stream: IO[bytes], where: str = "") -> Iterator[SnapshotSource]:
                 yield SnapshotSource(name, content=whole)
         elif matched := _JSON.match(line):
             label = _label(line[: matched.end() - 1])
-            yield SnapshotSource(f"{name}{f' ({label})' if label else ''}", content=line[matched.end() - 1 :])
+            yield SnapshotSource(f"{name}{f' ({label})' if label else ''}", content=line[matched.end() - 1 :].rstrip())
         elif line.strip():
             foreign.add(number, line)
     if indented is not None:

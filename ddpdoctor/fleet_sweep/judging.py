@@ -13,8 +13,8 @@ from ddpdoctor.engine.snapshot_series import HostInSeries, Remembered, SnapshotS
 from ddpdoctor.engine.snapshots import SnapshotError
 from ddpdoctor.facts.environment import value_of
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.fleet.comparable import COMPARED_GROUPS, TOOL_VERSION, OwnWords, comparable_facts, json_text
-from ddpdoctor.fleet.sweep import STATES, FleetFinding, FleetHost, Sweep, SweepBuilder
+from ddpdoctor.fleet_sweep.comparable import COMPARED_GROUPS, TOOL_VERSION, OwnWords, comparable_facts, json_text
+from ddpdoctor.fleet_sweep.sweep import STATES, FleetFinding, FleetHost, Sweep, SweepBuilder
 
 
 class FleetJudge:

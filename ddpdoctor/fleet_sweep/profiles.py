@@ -8,9 +8,9 @@ import msgspec
 
 from ddpdoctor.base.grouping import grouped
 from ddpdoctor.base.text import escaped_json
-from ddpdoctor.fleet.comparable import PRESENT, TOOL_VERSION, UNKNOWN
-from ddpdoctor.fleet.comparison import Comparison, OddFact
-from ddpdoctor.fleet.sweep import Sweep
+from ddpdoctor.fleet_sweep.comparable import PRESENT, TOOL_VERSION, UNKNOWN
+from ddpdoctor.fleet_sweep.comparison import Comparison, OddFact
+from ddpdoctor.fleet_sweep.sweep import Sweep
 
 _IS_THERE = msgspec.Raw(b"{}")
 """In a file, for what is there and has facts of its own."""

@@ -10,9 +10,9 @@ import msgspec
 
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.engine.registry import Check
-from ddpdoctor.fleet.judging import FleetJudge
-from ddpdoctor.fleet.sources import SnapshotSource
-from ddpdoctor.fleet.sweeping import Job, judge_all, read_message
+from ddpdoctor.fleet_sweep.judging import FleetJudge
+from ddpdoctor.fleet_sweep.sources import SnapshotSource
+from ddpdoctor.fleet_sweep.sweeping import Job, judge_all, read_message
 
 
 def main() -> None:

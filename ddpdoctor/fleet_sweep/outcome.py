@@ -8,10 +8,10 @@ from functools import cached_property
 from ddpdoctor.base.findings import Owner, Severity
 from ddpdoctor.base.text import listed
 from ddpdoctor.engine.examination import Verdict
-from ddpdoctor.fleet.changes import FleetChange
-from ddpdoctor.fleet.comparison import AlikeGroup, compare
-from ddpdoctor.fleet.profiles import Held
-from ddpdoctor.fleet.sweep import FleetFinding, FleetHost, Sweep
+from ddpdoctor.fleet_sweep.changes import FleetChange
+from ddpdoctor.fleet_sweep.comparison import AlikeGroup, compare
+from ddpdoctor.fleet_sweep.profiles import Held
+from ddpdoctor.fleet_sweep.sweep import FleetFinding, FleetHost, Sweep
 from ddpdoctor.knowledge.hostlist import fold
 
 

@@ -13,9 +13,9 @@ from ddpdoctor.base.findings import Severity
 from ddpdoctor.base.text import one_line, plural
 from ddpdoctor.base.version import __version__
 from ddpdoctor.engine.registry import Catalogue
-from ddpdoctor.fleet.outcome import FleetOutcome
-from ddpdoctor.fleet.render import fleet_document
-from ddpdoctor.fleet.sweep import STATES, FleetHost
+from ddpdoctor.fleet_sweep.outcome import FleetOutcome
+from ddpdoctor.fleet_sweep.render import fleet_document
+from ddpdoctor.fleet_sweep.sweep import STATES, FleetHost
 from ddpdoctor.report.document import Paragraph, Section, Table, plain
 
 _ESCAPES: Final = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
@@ -65,12 +65,13 @@ def _data(outcome: FleetOutcome, catalogue: Catalogue) -> dict[str, Any]:
 
 def _host(outcome: FleetOutcome, host: FleetHost, columns: list[int]) -> dict[str, str]:
     found = [finding for finding in outcome.sweep.findings_of(host) if finding.severity is not Severity.INFO]
+    why = outcome.failing.get(host.name, "")
     return {
         "name": host.name,
         "verdict": host.verdict.value,
         "group": one_line(outcome.labels[host.name]),
-        "why": one_line(outcome.failing.get(host.name, "")),
-        "slugs": ", ".join(dict.fromkeys(finding.slug for finding in found)),
+        "why": one_line(why),
+        "slugs": ", ".join(dict.fromkeys(finding.slug for finding in found if finding.slug not in why)),
         "odd": one_line(", ".join(outcome.odd_hosts.get(host.name, ()))),
         "states": "".join(host.states[place] for place in columns),
     }

@@ -9,7 +9,7 @@ import msgspec
 
 from ddpdoctor.base.findings import Finding, Owner, Severity
 from ddpdoctor.engine.examination import Verdict
-from ddpdoctor.fleet.comparable import Pair
+from ddpdoctor.fleet_sweep.comparable import Pair
 
 MAX_WORDINGS: Final = 20
 """Different summaries that are kept of one check; hosts beyond them count as those of the last."""

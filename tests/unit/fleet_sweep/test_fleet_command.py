@@ -1,0 +1,218 @@
+"""`fleet` as programs and people call it: who passes, the baseline, what changed, who did not answer, and each form of the report."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ddpdoctor
+from ddpdoctor.api.fleet_comparison import FAILING, PASSING
+from ddpdoctor.engine.examination import Verdict
+from ddpdoctor.knowledge.hostlist import expand
+from tests.support.fleet_of_fixtures import fleet_snapshots, host_name
+from tests.support.report_schema import check_against_schema
+
+Change = Callable[[int, dict[str, Any]], object]
+
+
+def sick(number: int, facts: dict[str, Any]) -> None:
+    if number == 2:
+        facts["shared_memory"]["size"] = facts["shared_memory"]["free"] = 64 * 1024**2
+    if number == 3:
+        facts["driver"]["kernel_version"] = facts["driver"]["module_on_disk"] = "570.124.06"
+    if number == 4:
+        facts["environment"]["settings"].append({"name": "OMP_PLACES", "value": f"on {host_name(4)}"})
+
+
+def written(folder: Path, count: int = 8, change: Change = sick) -> str:
+    folder.mkdir()
+    for facts in fleet_snapshots(count, change):
+        (folder / f"{facts['host']}.json").write_text(json.dumps(facts))
+    return str(folder)
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> str:
+    return written(tmp_path / "nodes")
+
+
+def test_who_passes_and_who_fails(fleet: str, tmp_path: Path) -> None:
+    result = ddpdoctor.fleet([fleet], expect="node[00001-00010]")
+    assert result.verdict is Verdict.FAIL
+    assert result.failing == (host_name(2), host_name(9), host_name(10))
+    assert len(result.passing) == 7
+    result.write_nodes(tmp_path)
+    assert (tmp_path / FAILING).read_text().split() == list(result.failing)
+    assert (tmp_path / PASSING).read_text().split() == list(result.passing)
+    assert set(result.outcome.odd_hosts) == {host_name(2), host_name(3), host_name(4)}
+
+
+def test_a_users_own_fault_takes_no_host_out(tmp_path: Path) -> None:
+    def change(number: int, facts: dict[str, Any]) -> None:
+        if number == 1:
+            for setting in facts["environment"]["settings"]:
+                if setting["name"] == "CUDA_VISIBLE_DEVICES":
+                    setting["value"] = "0,1,2,3,4,5,6,9"
+
+    result = ddpdoctor.fleet([written(tmp_path / "nodes", change=change)])
+    assert {(finding.owner.value, finding.severity.value) for finding in result.findings} == {("user", "fail")}
+    assert result.failing == ()
+    assert result.exit_code() == 1
+
+
+def test_expected_hosts_in_a_file(fleet: str, tmp_path: Path) -> None:
+    (tmp_path / "nodes.txt").write_text("node[00001-00007]\n\nlogin1\n")
+    result = ddpdoctor.fleet([fleet], expect=str(tmp_path / "nodes.txt"))
+    assert result.outcome.absent == ("login1",)
+    assert result.outcome.unexpected == (host_name(8),)
+
+
+@pytest.mark.parametrize("expect", ["node[1-", "./missing.txt", ","])
+def test_expectations_that_make_no_sense(fleet: str, expect: str) -> None:
+    with pytest.raises(ddpdoctor.UsageError, match="--expect"):
+        ddpdoctor.fleet([fleet], expect=expect)
+
+
+def test_a_saved_profile_must_hold(fleet: str, tmp_path: Path) -> None:
+    healthy = written(tmp_path / "healthy", change=lambda number, facts: None)
+    profile = tmp_path / "good.json"
+    ddpdoctor.fleet([healthy]).write_profile(profile)
+    assert ddpdoctor.fleet([healthy], baseline=str(profile)).outcome.held.deviations == ()  # type: ignore[union-attr]
+    result = ddpdoctor.fleet([fleet], baseline=str(profile))
+    held = result.outcome.held
+    assert held is not None
+    assert {fact.path: fact.hosts for fact in held.deviations} == {
+        "shared_memory.size": (host_name(2),),
+        "driver.kernel_version": (host_name(3),),
+        "driver.module_on_disk": (host_name(3),),
+    }
+    assert result.failing == (host_name(2), host_name(3))
+    assert "other than the baseline: driver.kernel_version" in result.outcome.failing[host_name(3)]
+
+
+def test_a_profile_cut_down_by_hand_says_no_more_than_it_says(fleet: str, tmp_path: Path) -> None:
+    profile = tmp_path / "good.json"
+    profile.write_text(
+        json.dumps({"ddpdoctor_profile": 1, "groups": {"NVIDIA H100 80GB HBM3": {"machine.kernel": "6.8.0"}}})
+    )
+    held = ddpdoctor.fleet([fleet], baseline=str(profile)).outcome.held
+    assert held is not None
+    assert [(fact.path, len(fact.hosts)) for fact in held.deviations] == [("machine.kernel", 8)]
+    profile.write_text(json.dumps({"ddpdoctor_profile": 1, "groups": {}}))
+    held = ddpdoctor.fleet([fleet], baseline=str(profile)).outcome.held
+    assert held is not None
+    assert len(held.without) == 8
+
+
+def test_the_snapshot_of_a_good_host_is_a_baseline(fleet: str) -> None:
+    good = f"{fleet}/{host_name(1)}.json"
+    held = ddpdoctor.fleet([fleet], baseline=good).outcome.held
+    assert held is not None
+    assert {name for fact in held.deviations for name in fact.hosts} == {host_name(2), host_name(3)}
+
+
+def test_no_baseline_at_all(fleet: str, tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("{}")
+    for baseline in (tmp_path / "x.json", tmp_path / "missing.json", tmp_path):
+        with pytest.raises(ddpdoctor.UsageError, match="--baseline"):
+            ddpdoctor.fleet([fleet], baseline=str(baseline))
+
+
+def test_what_changed_since_the_last_sweep(fleet: str, tmp_path: Path) -> None:
+    def today(number: int, facts: dict[str, Any]) -> None:
+        if number == 5:
+            facts["shared_memory"]["size"] = facts["shared_memory"]["free"] = 64 * 1024**2
+        if number in (6, 7):
+            facts["machine"]["kernel"] = "6.8.0"
+
+    now = written(tmp_path / "today", 9, today)
+    found = ddpdoctor.fleet([now], since=fleet).outcome.changes
+    assert found is not None
+    told = {(change.kind.value, change.what): change.hosts for change in found}
+    assert told[("new fault", "shm-too-small")] == (host_name(5),)
+    assert told[("healed", "shm-too-small")] == (host_name(2),)
+    assert told[("changed fact", "machine.kernel")] == (host_name(6), host_name(7))
+    assert told[("new host", "")] == (host_name(9),)
+    assert ("gone", "") not in told
+    assert ddpdoctor.fleet([fleet], since=fleet).outcome.changes == ()
+
+
+@pytest.mark.parametrize("count", [10, 300])
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_report_fits_the_terminal(tmp_path: Path, count: int, width: int) -> None:
+    def change(number: int, facts: dict[str, Any]) -> None:
+        if number % 3 == 0:
+            facts["limits"]["nofile_soft"] = 1024
+        if number == 2:
+            facts["shared_memory"]["size"] = facts["shared_memory"]["free"] = 64 * 1024**2
+
+    lines = io.BytesIO("".join(json.dumps(facts) + "\n" for facts in fleet_snapshots(count, change)).encode())
+    result = ddpdoctor.fleet(["-"], select=["host"], stdin=lines)
+    text = result.to_text(width=width)
+    assert max(map(len, text.splitlines())) <= width
+    assert len(text.splitlines()) < 45
+    assert "limits.nofile_soft" in text
+    assert "more" in text or count == 10
+
+
+def test_json_is_of_the_contract_and_its_lists_can_be_written_out(fleet: str) -> None:
+    result = ddpdoctor.fleet([fleet], expect="node[00001-00009]")
+    report = json.loads(result.to_json())
+    check_against_schema(report)
+    assert expand(report["fleet"]["absent"]) == (host_name(9),)
+    (finding,) = [finding for finding in report["findings"] if finding["severity"] == "fail"]
+    assert (finding["slug"], finding["nodes"]) == ("shm-too-small", host_name(2))
+    assert [host["host"] for host in report["fleet"]["hosts"] if host["fail"]] == [host_name(2)]
+    odd = {fact["path"]: fact for fact in report["fleet"]["odd"]}
+    assert odd["driver.kernel_version"] | {"group": ""} == {
+        "group": "", "path": "driver.kernel_version", "value": "570.124.06", "expected": "580.95.05",
+        "hosts": host_name(3), "agreeing": 7, "of": 8,
+    }  # fmt: skip
+
+
+def test_markdown_names_no_host(fleet: str, tmp_path: Path) -> None:
+    (tmp_path / "nodes" / "cut.json").write_text("{")
+    text = ddpdoctor.fleet([fleet], expect="node[00001-00009]").to_markdown()
+    assert "node0" not in text.replace(str(tmp_path), "")
+    assert "host2" in text
+    assert "shm-too-small" in text
+
+
+def test_one_host_that_cannot_be_judged_leaves_no_verdict_on_the_whole(tmp_path: Path) -> None:
+    folder = written(tmp_path / "nodes", change=lambda number, facts: None)
+    (tmp_path / "nodes" / "cut.json").write_text("{")
+    result = ddpdoctor.fleet([folder])
+    assert result.verdict is Verdict.UNKNOWN
+    assert result.exit_code() == 2
+
+
+def test_groups_by_partition_and_by_fact(tmp_path: Path) -> None:
+    def change(number: int, facts: dict[str, Any]) -> None:
+        facts["environment"]["settings"].append(
+            {"name": "SLURM_JOB_PARTITION", "value": "old" if number < 4 else "new"}
+        )
+        if number < 4:
+            facts["machine"]["kernel"] = "5.4.0"
+
+    folder = written(tmp_path / "nodes", change=change)
+    by_partition = ddpdoctor.fleet([folder], group_by="partition").outcome
+    assert [(group.label, len(group.hosts), group.odd) for group in by_partition.groups] == [
+        ("new", 5, ()),
+        ("old", 3, ()),
+    ]
+    assert len(ddpdoctor.fleet([folder], group_by="machine.kernel").outcome.groups) == 2
+    with pytest.raises(ddpdoctor.UsageError, match="no host has a fact"):
+        ddpdoctor.fleet([folder], group_by="machine.kernal")
+    assert len(ddpdoctor.fleet([folder]).outcome.groups[0].odd) == 1
+
+
+def test_nothing_to_judge(tmp_path: Path) -> None:
+    result = ddpdoctor.fleet(["-"], stdin=io.BytesIO(b""))
+    assert result.verdict is Verdict.UNKNOWN
+    assert "nothing could be judged" in result.to_text()
+    assert ddpdoctor.fleet(["-"], expect="n1", stdin=io.BytesIO(b"")).verdict is Verdict.FAIL
