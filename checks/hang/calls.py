@@ -157,7 +157,8 @@ def rank_fell_behind(found: HangVerdict, hang: Hang) -> Finding:
 
     ## Fix
     Look at what comes after its last call, which is named where it was recorded. On its host `ddpdoctor jobs --hang` shows where it stands now.
-    gloo records no sends and receives: of several ranks that are named together there, stacks tell which.
+    gloo records no sends and receives: of several ranks that are named together there, stacks tell which. A rank that left no dump
+    is named first there.
     """
     assert found.record is not None
     return Finding.of(
@@ -174,7 +175,10 @@ def _behind(record: RecordedHang, hang: Hang) -> str:
         return f"{who} never called {record.call or 'an operation'} of group {record.group}, where {others} {wait}"
     alike = group_lags(record)
     if record.unsure:
-        return f"one or more of {numbers_named(record.ranks, hang)} keep the others waiting: they called nothing in which they would wait"
+        who = numbers_named(record.ranks, hang)
+        if _without_dump(record, hang):
+            return f"no dump of {who}: others may wait for {'it' if len(record.ranks) == 1 else 'them'} in sends and receives, which gloo doesn't record"
+        return f"one or more of {who} keep the others waiting: they called nothing in which they would wait"
     if len(alike) > 1:
         by_cause = {cause: [lag for lag in record.lags if lag.cause is cause] for cause in LagCause}
         return "; ".join(_in_general(cause, lags, hang) for cause, lags in by_cause.items() if lags)
@@ -194,10 +198,21 @@ def _in_general(cause: LagCause, lags: Sequence[Lag], hang: Hang) -> str:
 def _why_behind(found: HangVerdict, record: RecordedHang, hang: Hang) -> str:
     words = what_they_do(found.culprits, hang)
     now = f"{capital(words)} now. " if words else ""
-    sends = (
-        "gloo doesn't record sends and receives: some of these ranks may wait for another one of them in such a call. "
-    )
-    return f"{now}{sends if record.unsure else ''}{not_known(found, hang)}".strip()
+    return f"{now}{_unrecorded_waits(record, hang) if record.unsure else ''}{not_known(found, hang)}".strip()
+
+
+def _unrecorded_waits(record: RecordedHang, hang: Hang) -> str:
+    others = [rank for rank in record.unsure if rank not in record.ranks]
+    if others:
+        which = "one or more of " if len(others) > 1 else ""
+        return f"If not, it is {which}{ranks_named(others)}, which called nothing to wait in. "
+    unknown = "" if hang.world_size else ", or for a rank that left no dump"
+    return f"gloo doesn't record sends and receives: some of these ranks may wait for another one of them in such a call{unknown}. "
+
+
+def _without_dump(record: RecordedHang, hang: Hang) -> list[int]:
+    dumped = {recorded.rank for recorded in hang.recorded}
+    return [rank for rank in record.ranks if rank not in dumped]
 
 
 def _after_the_last_call(record: RecordedHang, hang: Hang) -> tuple[Fix, ...]:
@@ -206,10 +221,11 @@ def _after_the_last_call(record: RecordedHang, hang: Hang) -> tuple[Fix, ...]:
     # On another host the job has another name.
     here = all(hang.rank(rank) for rank in record.ranks)
     causes = {lag.cause for lag in record.lags}
+    silent = _without_dump(record, hang) if record.lags else []
     line = file_line(record.last) or "a line that was not recorded"
     return (
         *((LOOK_AT_ITS_GPU,) if LagCause.STUCK in causes else ()),
-        *((_gather_its_dump(record, hang),) if LagCause.SILENT in causes else ()),
+        *((_gather_dumps(silent, hang),) if silent else ()),
         read_the_code((record.last, record.frame), f"See what comes after its last call at {line}"),
         Fix(
             f"While the job still runs, see where it stands{there}",
@@ -224,10 +240,9 @@ LOOK_AT_ITS_GPU = Fix(
 )
 
 
-def _gather_its_dump(record: RecordedHang, hang: Hang) -> Fix:
-    silent = numbers_named((lag.rank for lag in record.lags if lag.cause is LagCause.SILENT), hang)
+def _gather_dumps(silent: Sequence[int], hang: Hang) -> Fix:
     why = "Where it wrote none, it was gone or stopped before: its log says why, or the kernel's"
-    return Fix(f"Gather the dump of {silent}, from its host. {why}", (KILLED_LINES,))
+    return Fix(f"Gather the dump of {numbers_named(silent, hang)}, from its host. {why}", (KILLED_LINES,))
 
 
 @hang_check("nccl-watchdog-timeout", HangCause.TIMED_OUT, owner=Owner.UNKNOWN)

@@ -73,6 +73,8 @@ def severity_of(found: HangVerdict, hang: Hang) -> Severity:
         return FAIL
     if found.moving or movements(hang) or any(map(_may_move_unseen, found.culprits)):
         return WARN
+    if _are_gone(found) and any(state.progress for state in states_of(hang)):
+        return WARN  # The others may compute on the processor, by themselves.
     everybody = 0 < hang.world_size <= len(hang.ranks)
     record = found.record or record_of(hang)
     if found.kind is HangCause.RENDEZVOUS and not everybody and not found.waiting:

@@ -34,8 +34,8 @@ def record_of(hang: Hang) -> RecordedHang | None:
 
 
 def not_dumped(hang: Hang) -> str:
-    """Say which members of the recorded groups have no dump, as the beginning of a sentence; "" where all have one, or none was read."""
-    members = {rank for recorded in hang.recorded for group in recorded.groups for rank in group.ranks}
+    """Say which ranks have no dump, as the beginning of a sentence; "" where all have one, or none was read."""
+    members = set(all_ranks(hang.recorded, hang.world_size)) if hang.recorded else set()
     missing = members - {recorded.rank for recorded in hang.recorded}
     return f"No dump of {ranks_named(missing)}, of {len(members)} ranks" if missing else ""
 

@@ -15,7 +15,7 @@ from ddpdoctor.base.text import listed, ranks_named
 from ddpdoctor.base.unknown import NotKnown
 from ddpdoctor.engine.registry import JudgedElsewhere, requires
 from ddpdoctor.facts.hang import NOT_FOUND, Frame, Hang
-from ddpdoctor.hang.flight_recorder.wait_graph import LagCause, RecordedHang, RecordedSign, behind
+from ddpdoctor.hang.flight_recorder.wait_graph import RecordedHang, RecordedSign, behind
 from ddpdoctor.hang.rank_states import (
     CHECKPOINTS,
     RankActivity,
@@ -172,8 +172,9 @@ def _judge_blocked(states: Sequence[RankState]) -> HangVerdict | None:
     elsewhere = with_activity(states, RankActivity.ELSEWHERE)
     if prompting := tuple(state for state in elsewhere if state.where is PlaceKind.INPUT):
         return HangVerdict(kind=HangCause.INPUT, culprits=prompting, waiting=waiting)
-    others = with_activity(states, RankActivity.ELSEWHERE, RankActivity.PERHAPS)
-    if gone and others and not any(state.progress or state.activity is RankActivity.MOVES for state in states):
+    moving = any(state.progress for state in elsewhere) or with_activity(states, RankActivity.MOVES)
+    # Who waits for its GPU uses a core all the while, and looks like progress.
+    if gone and not moving and (elsewhere or with_activity(states, RankActivity.PERHAPS)):
         return HangVerdict(kind=HangCause.CRASHED, culprits=gone)
     return None
 
@@ -254,7 +255,7 @@ def _judge_all_waiting(states: Sequence[RankState], hang: Hang) -> HangVerdict |
         return HangVerdict(kind=HangCause.EXIT, culprits=left) if is_still else None
     if left:
         return HangVerdict(kind=HangCause.UNEVEN, culprits=left, waiting=waiting)
-    record = _without_those_that_wait(record_of(hang), waiting)
+    record = _without_those_that_wait(record_of(hang), waiting, hang)
     places = _by_place(waiting)
     if record and record.sign is not RecordedSign.EVEN:
         culprits = tuple(state for state in waiting if state.number in record.ranks)
@@ -273,20 +274,22 @@ def _judge_all_waiting(states: Sequence[RankState], hang: Hang) -> HangVerdict |
     return stalled if hang.groups > 1 else _judge_different_calls(waiting, places)
 
 
-def _without_those_that_wait(record: RecordedHang | None, waiting: tuple[RankState, ...]) -> RecordedHang | None:
+def _without_those_that_wait(
+    record: RecordedHang | None, waiting: tuple[RankState, ...], hang: Hang
+) -> RecordedHang | None:
     """Leave out ranks that only seem to keep the others waiting: their stacks show that they wait themselves, in what no dump tells
     of. gloo doesn't record sends, receives and the making of groups; a rank without a dump may not have come to write it."""
     if record is None or not record.lags:
         return record
-    here = {state.number for state in waiting}
-    unrecorded = {state.number for state in waiting if state.where in (PlaceKind.PAIR, PlaceKind.GROUP)}
-    lags = tuple(
-        lag for lag in record.lags
-        if lag.rank not in (here if lag.cause is LagCause.SILENT else unrecorded if not lag.nccl else ())
-    )  # fmt: skip
-    if len(lags) == len(record.lags):
-        return record
-    return behind(lags, record.waiting, record.missing) if lags else None
+    dumped = {recorded.rank for recorded in hang.recorded}
+    without_dump = {state.number for state in waiting} - dumped
+    over_gloo = without_dump | {state.number for state in waiting if state.where in (PlaceKind.PAIR, PlaceKind.GROUP)}
+    lags = tuple(lag for lag in record.lags if lag.rank not in (without_dump if lag.nccl else over_gloo))
+    if not lags:
+        return None
+    silent = tuple(rank for rank in (*record.ranks, *record.missing) if rank not in dumped)
+    unsure = tuple(rank for rank in record.unsure if rank not in over_gloo)
+    return behind(lags, record.waiting, silent, unsure)
 
 
 def _judge_different_calls(waiting: tuple[RankState, ...], places: Places) -> HangVerdict:

@@ -12,12 +12,13 @@ judges.
 
 from __future__ import annotations
 
-import json
 import random
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 CREATED = 1_790_000_000_000_000_000
 KINDS = ("stops", "exits", "holds the GIL", "error in a kernel", "another branch")
@@ -249,6 +250,16 @@ class Job:
         one = self.ranks[fault.rank]
         return set(sorted(one.done)[-self.chance.randint(1, 6) :]) if self._struck(fault) else set()
 
+    @property
+    def dead(self) -> tuple[int, ...]:
+        """The ranks that can write no dump."""
+        return tuple(sorted(one.rank for one in self.faults if one.kind in ("stops", "exits") and self._struck(one)))
+
+    def waits_in_nothing_recorded(self, rank: int) -> bool:
+        """Whether all that it has called is done, but for sends and receives."""
+        one = self.ranks[rank]
+        return all(place in one.done or op.parts for place, op in enumerate(one.calls))
+
     def shows(self, fault: Fault) -> bool:
         """Whether the dumps can show it. A GPU that failed leaves no trace if there was no collective shortly before."""
         return fault.kind != "error in a kernel" or any(
@@ -388,13 +399,13 @@ class Job:
 
     def dumps(self) -> dict[int, bytes]:
         """Of each rank that is able to write one."""
-        dead = {one.rank for one in self.faults if one.kind in ("stops", "exits") and self._struck(one)}
+        dead = self.dead
         only_open = self.backend == "nccl" and self.chance.random() < 0.3
         # It holds at least what a rank calls before it waits.
         room = self.chance.choice((100 if self.runs_ahead <= 30 else 1500, 2000))
         version = self.chance.choice(("2.4", "2.5", "2.9", "2.10"))
         return {
-            rank: json.dumps(self._dump(rank, only_open, room, version)).encode()
+            rank: msgspec.json.encode(self._dump(rank, only_open, room, version))
             for rank in range(self.world)
             if rank not in dead
         }
@@ -465,7 +476,7 @@ class Job:
             batch = {"state": "scheduled", "retired": False} if len(op.parts) > 1 else {}
             yield {**entry, **batch, "profiling_name": name}
         if len(op.parts) > 1:
-            yield {**entry, "profiling_name": "nccl:coalesced"}
+            yield {**entry, "is_p2p": False, "profiling_name": "nccl:coalesced"}
         elif not op.parts:
             yield entry
 
@@ -474,22 +485,24 @@ def _members(op: Op) -> tuple[int, ...]:
     return op.group.ranks if op.group else ()
 
 
-def some_job(chance: random.Random, *, most: int = 64, backend: str = "", kind: str = "", pipes: bool = True) -> Job:
-    """With one rank at fault that the others wait for when all rests; now and then with two."""
+def some_job(
+    chance: random.Random, *, sizes: tuple[int, int] = (2, 64), backend: str = "", kind: str = "", pipes: bool = True
+) -> Job:
+    """With one rank at fault that the others wait for when all rests; now and then with two. sizes: fewest and most ranks."""
     backend = backend or chance.choice(("nccl", "nccl", "gloo"))
     while True:
-        job = _a_job(chance, most, backend, kind, pipes)
+        job = _a_job(chance, sizes, backend, kind, pipes)
         if job is not None:
             return job
 
 
-def _a_job(chance: random.Random, most: int, backend: str, kind: str, pipes: bool) -> Job | None:
+def _a_job(chance: random.Random, sizes: tuple[int, int], backend: str, kind: str, pipes: bool) -> Job | None:
     data = chance.choice((1, 2, 4, 8))
     shape = Shape(
-        tensor=chance.choice((1, 2, 4, 8)), pipe=chance.choice((1, 2, 3, 4, 8)) if pipes else 1, data=data,
-        expert=chance.choice([one for one in (1, 2, 4) if data % one == 0]),
+        tensor=chance.choice((1, 2, 4, 8)), pipe=chance.choice((1, 2, 3, 4, 6, 8)) if pipes else 1, data=data,
+        expert=chance.choice([one for one in (1, 2, 4, 8) if data % one == 0]),
     )  # fmt: skip
-    if not 2 <= shape.ranks <= most:
+    if not sizes[0] <= shape.ranks <= sizes[1]:
         return None
     plan = Plan(
         Layout(shape), steps=chance.randint(2, 4), batches=chance.randint(1, 4), layers=chance.randint(1, 3),

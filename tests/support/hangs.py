@@ -6,6 +6,7 @@ hang(rank(0, *IN_BARRIER), rank(1, own("main", 30)))
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 
 import msgspec
 
@@ -30,17 +31,20 @@ BETWEEN = 5.0
 Stack = tuple[Frame, ...]
 
 
+@cache
 def own(function: str = "main", line: int = 30, path: str = SCRIPT) -> Stack:
     """Code of the user's own, called by the script."""
     inner = () if function == "main" else (Frame(function, path, line),)
     return (*inner, Frame("main", SCRIPT, 90 if inner else line), Frame("<module>", SCRIPT, 120))
 
 
+@cache
 def collective(name: str = "all_reduce", line: int = 40) -> Stack:
     """A call of torch.distributed at that line of main()."""
     return (Frame(name, C10D, 3252), WRAPPER, *own("main", line))
 
 
+@cache
 def backward(line: int = 37) -> Stack:
     return (
         Frame("_engine_run_backward", f"{TORCH}/autograd/graph.py", 979),
@@ -50,6 +54,7 @@ def backward(line: int = 37) -> Stack:
     )
 
 
+@cache
 def forward(line: int = 36) -> Stack:
     """DDP's forward, which broadcasts buffers."""
     path = f"{TORCH}/nn/parallel/distributed.py"
@@ -61,6 +66,7 @@ def forward(line: int = 36) -> Stack:
     )
 
 
+@cache
 def rendezvous(line: int = 12) -> Stack:
     return (
         Frame("_create_c10d_store", f"{TORCH}/distributed/rendezvous.py", 199),
@@ -71,6 +77,7 @@ def rendezvous(line: int = 12) -> Stack:
     )
 
 
+@cache
 def loader(line: int = 31) -> Stack:
     """A rank that waits for its DataLoader's workers."""
     path = f"{TORCH}/utils/data/dataloader.py"
@@ -86,6 +93,7 @@ def loader(line: int = 31) -> Stack:
     )
 
 
+@cache
 def in_worker(*frames: Frame) -> Stack:
     """A DataLoader's worker: below its own frames are those of the rank that it was forked from."""
     return (
@@ -106,6 +114,7 @@ IDLE_WORKER: Stack = (
 )
 
 
+@cache
 def saving(line: int = 60) -> Stack:
     return (
         Frame("_save", f"{TORCH}/serialization.py", 1290),
@@ -114,6 +123,7 @@ def saving(line: int = 60) -> Stack:
     )
 
 
+@cache
 def destroying(line: int = 80) -> Stack:
     return (Frame("destroy_process_group", C10D, 2440), *own("main", line))
 

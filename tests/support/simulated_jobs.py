@@ -76,10 +76,11 @@ class Timeline:
         self.end = 0.0
 
     def add(self, span: Span) -> None:
-        at = self._counted(len(self.spans) - 1, self.end) if self.spans else (0.0, 0.0, 0.0, 0.0)
+        at = (0.0, 0.0, 0.0, 0.0)
         if self.spans:
             last = self.spans[-1]
-            at = (at[0], at[1] + (not last.spins), at[2], at[3] + last.done)
+            cpu, wakes, others, moved = self._counted(len(self.spans) - 1, self.end)
+            at = (cpu, wakes + (not last.spins), others, moved + last.done)
         self.starts.append(self.end)
         self.spans.append(span)
         self.before.append(at)

@@ -1,5 +1,5 @@
-"""Turns what a flight recorder dumped into facts. The keys are those of torch's FlightRecorderDetail.hpp (version 2.10, torch 2.9.1 to
-2.13); a dump of an older torch lacks some: before 2.0 it is a bare list of entries, with `seq_id` for `collective_seq_id` and a
+"""Turns what a flight recorder dumped into facts. The keys are those of torch's FlightRecorderDetail.hpp (version 2.10, torch 2.9 to
+2.14); a dump of an older torch lacks some: before 2.0 it is a bare list of entries, with `seq_id` for `collective_seq_id` and a
 `pg_id` alone for the group. As JSON (`_dump_fr_trace_json`) it has no stacks, and the status' numbers are texts.
 
 A dump may leave out what is done (TORCH_INCLUDE_ONLY_ACTIVE): a group then stands in pg_config, by name, and in pg_status, by the
@@ -32,6 +32,7 @@ MAX_TEXT = 500
 _NUMBER_LIMIT = 1 << 63
 _OWN_RANK = re.compile(r"\w+:(?:send (\d+)->\d+|recv (\d+)<-\d+)")
 """A point-to-point call's name begins with the caller's own rank in its group: "nccl:send 0->1", "nccl:recv 0<-1"."""
+END_OF_BATCH = ":coalesced"
 DEFAULT_GROUP = ("0", "default_pg")
 """Names of the group of all ranks."""
 
@@ -123,6 +124,8 @@ class _Entry(NamedTuple):
     """The key by which pg_status knows the group."""
     place: int
     operation: int
+    sequence: tuple[int, int]
+    """collective_seq_id and p2p_seq_id: all calls of a batch, and its end, have the same."""
     timeout: float
 
 
@@ -133,20 +136,27 @@ def _entry(item: Mapping[Any, Any]) -> _Entry:
         group_id=str(_number(item, "pg_id", 0)),
         place=_number(item, "record_id", 0),
         operation=_number(item, "op_id", 0),
+        sequence=(_number(item, "collective_seq_id", 0), _number(item, "p2p_seq_id", 0)),
         timeout=_number(item, "timeout_ms", 0) / 1000,
     )
 
 
 def _with_ends_of_batches(entries: list[_Entry]) -> list[_Entry]:
-    """Give what was called within a batch the state of the entry that ends the batch: its own stays "scheduled" for ever."""
-    ends: dict[tuple[str, bool, int], str] = {}
+    """Give what was called within a batch the state of the entry that ends the batch: its own stays "scheduled" for ever.
+
+    That entry says that it isn't point-to-point, also where it ends a batch of sends and receives."""
+    ends: dict[tuple[str, tuple[int, int]], int] = {}
     for index in reversed(range(len(entries))):
         call = entries[index].call
-        batch = (entries[index].group, call.point_to_point, call.number)
-        if call.name.endswith(":coalesced"):
-            ends[batch] = call.state
+        batch = (entries[index].group, entries[index].sequence)
+        if call.name.endswith(END_OF_BATCH):
+            ends[batch] = index
         elif batch in ends:
-            entries[index] = entries[index]._replace(call=msgspec.structs.replace(call, state=ends[batch]))
+            end = entries[ends[batch]]
+            entries[index] = entries[index]._replace(call=msgspec.structs.replace(call, state=end.call.state))
+            if call.point_to_point:
+                ended = msgspec.structs.replace(end.call, point_to_point=True, number=call.number)
+                entries[ends[batch]] = end._replace(call=ended)
     return entries
 
 
@@ -197,9 +207,10 @@ def _group(name: str, entries: Sequence[_Entry], status: Mapping[Any, Any], conf
 def _without_stale(calls: Sequence[RecordedCollective], last_completed: int) -> Iterator[RecordedCollective]:
     """Complete the calls of a batch of sends and receives whose end is left out, as in a dump that leaves out what is done."""
     sizes = Counter(call.number for call in calls if call.point_to_point)
+    ended = {call.number for call in calls if call.name.endswith(END_OF_BATCH)}
     collectives = max((call.number for call in calls if not call.point_to_point), default=0)
     for call in calls:
-        batch = call.point_to_point and sizes[call.number] > 1
+        batch = call.point_to_point and sizes[call.number] > 1 and call.number not in ended
         if batch and collectives < last_completed >= call.number and call.state != "completed":
             call = msgspec.structs.replace(call, state="completed")
         yield call

@@ -8,6 +8,9 @@ Followed to its end, that leads to ranks that are waited for and wait for nobody
 - If its dump has nothing of the group, torch's status of the group tells its last number; without that it has not come.
 - If it has no dump, nothing is known of it: it is waited for where all others have come.
 - A call that all have made, and that others have finished, isn't done on one rank alone: its own GPU is what doesn't go on.
+
+gloo's recorder has no sends and receives. A rank that waits in one has nothing open, like the one that all wait for: no dump tells
+them apart. There, a rank that could not write a dump is suspected first, and without one all that have nothing open.
 """
 
 from __future__ import annotations
@@ -84,7 +87,8 @@ class RecordedHang(msgspec.Struct, frozen=True, kw_only=True):
     sign: RecordedSign
     group: str
     ranks: tuple[int, ...]
-    """Those that fell behind, or differ from the most; all of them, where there is no majority."""
+    """Those that fell behind, or differ from the most; all of them, where there is no majority. With `unsure` those among them
+    without a dump, if there are any."""
     others: tuple[int, ...] = ()
     calls: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """With MISMATCH what was called by whom, the majority first."""
@@ -106,7 +110,7 @@ class RecordedHang(msgspec.Struct, frozen=True, kw_only=True):
     waiting: tuple[int, ...] = ()
     """All that wait for them, also by way of others."""
     unsure: tuple[int, ...] = ()
-    """The same as `ranks`, where some of them may wait for another of them in a way that isn't recorded."""
+    """All ranks that may be at fault, where some of them may wait for another of them in a way that isn't recorded."""
 
     @property
     def timed_out(self) -> bool:
@@ -117,13 +121,23 @@ class RecordedHang(msgspec.Struct, frozen=True, kw_only=True):
 def behind(
     lags: Sequence[Lag], waiting: tuple[int, ...], silent: tuple[int, ...], unsure: tuple[int, ...] = ()
 ) -> RecordedHang:
-    """Make the record of ranks that keep others waiting, of at least one."""
+    """Make the record of ranks that keep others waiting, of at least one.
+
+    Args:
+        lags: of each of them.
+        waiting: all that wait for them.
+        silent: all ranks without a dump.
+        unsure: all ranks that may be at fault, where `lags` don't tell; one alone is sure.
+    """
     first = lags[0]
+    if len(unsure) < 2:
+        unsure = ()
+    ranks = tuple(rank for rank in unsure if rank in silent) or unsure or tuple(lag.rank for lag in lags)
     same = [lag for lag in lags if (lag.group, lag.call, lag.number) == (first.group, first.call, first.number)]
     return RecordedHang(
-        sign=RecordedSign.BEHIND, group=first.group, ranks=unsure or tuple(lag.rank for lag in lags),
+        sign=RecordedSign.BEHIND, group=first.group, ranks=ranks,
         others=tuple(sorted({rank for lag in same for rank in lag.others})), number=first.number, call=first.call,
-        frame=first.frame, last=first.last, missing=tuple(rank for rank in silent if rank not in unsure), waited=max(lag.waited for lag in lags), nccl=first.nccl,
+        frame=first.frame, last=first.last if first.rank in ranks else None, missing=tuple(rank for rank in silent if rank not in ranks), waited=max(lag.waited for lag in lags), nccl=first.nccl,
         lags=tuple(lags), waiting=waiting, unsure=unsure,
     )  # fmt: skip
 
@@ -274,18 +288,18 @@ class _Graph:
         waited = {rank for ends in edges.values() for rank in ends}
         ends = {rank for rank in waited if not edges.get(rank) and not self.calls.get(rank)} | set(self.stuck)
         waiting = tuple(sorted(rank for rank, calls in self.calls.items() if calls and rank not in ends))
-        silent = tuple(rank for rank in self.silent if rank not in ends)
         if lags := tuple(self._lag(rank) for rank in sorted(ends)):
-            return behind(lags, waiting, silent, self._others_may_be_waited_for(lags))
-        return self._first_even(silent) if self.even else self._judge_circle(edges, waiting, silent)
+            return behind(lags, waiting, self.silent, self._possible_ends(lags))
+        return self._first_even(self.silent) if self.even else self._judge_circle(edges, waiting, self.silent)
 
-    def _others_may_be_waited_for(self, lags: Sequence[Lag]) -> tuple[int, ...]:
-        """List over gloo the ranks that wait in nothing that is recorded, beside those of `lags`: it records no sends and receives."""
+    def _possible_ends(self, lags: Sequence[Lag]) -> tuple[int, ...]:
+        """List over gloo, which records no sends and receives, all ranks that may be waited for: those of `lags`, those that wait in
+        nothing that is recorded, and those without a dump unless the default group is the only one: then there is no pipeline."""
         if any(lag.nccl for lag in lags):
             return ()
         idle = {rank for rank, dump in self.dumped.items() if dump.first_open is None}
-        found = idle | {lag.rank for lag in lags}
-        return tuple(sorted(found)) if len(found) > 1 else ()
+        silent = () if all(name.partition(":")[0] in DEFAULT_GROUP for name, _ in self.groups) else self.silent
+        return tuple(sorted(idle.union(silent, (lag.rank for lag in lags))))
 
     def _waits_for(self, rank: int) -> frozenset[int]:
         if rank in self.stuck:

@@ -16,11 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpdoctor.facts.hang import Frame, Recorded, RecordedCollective
+from ddpdoctor.facts.hang import Frame, Hang, Recorded, RecordedCollective
 from ddpdoctor.hang.flight_recorder import collect_dumps, dump_files
 from ddpdoctor.hang.flight_recorder.collect_dumps import Dumps, read_dumps
 from ddpdoctor.hang.flight_recorder.dump_format import MAX_ENTRIES, parse_dump
 from ddpdoctor.hang.flight_recorder.plain_pickles import MAX_BYTES, NotRead
+from ddpdoctor.hang.flight_recorder.wait_graph import LagCause
+from ddpdoctor.hang.recorded_hang import record_of
 from tests.support.command import ROOT
 
 RECORDED = ROOT / "fixtures" / "flight_recorder"
@@ -60,6 +62,31 @@ def write(folder: Path, name: str, value: Any) -> Path:
 
 def read(*paths: object) -> Dumps:
     return read_dumps([str(one) for one in paths])
+
+
+RELEASES = sorted(folder.name for folder in RECORDED.glob("*-2.*"))
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_what_each_release_of_torch_has_written_names_who_stayed_behind(release: str) -> None:
+    found = read(RECORDED / release)
+    assert not found.refused
+    record = record_of(Hang(recorded=found.recorded))
+    assert record
+    group, number, faulty = ("2:tensor", 3, 3) if release.startswith("nccl") else ("0:default_pg", 4, 2)
+    assert [(one.rank, one.cause, one.group, one.number) for one in record.lags] == [
+        (faulty, LagCause.ABSENT, group, number)
+    ]
+    assert record.ranks == (faulty,)
+    # All but the last batch of sends and receives are done, and the last one is not.
+    for rank in {0, 1} if release.startswith("nccl") else ():
+        pairs = [call.state for group in found.recorded[rank].groups for call in group.entries if call.point_to_point]
+        still_open = 4 * rank
+        assert pairs == ["completed"] * (12 - still_open) + ["scheduled"] * still_open
+
+
+def test_releases_from_the_first_that_is_promised_have_their_recording() -> None:
+    assert {"nccl-2.5.1", "nccl-2.8.0", "nccl-2.14.1", "gloo-2.8.0"} <= {*RELEASES}
 
 
 def last_calls(recorded: Sequence[Recorded]) -> list[tuple[int, int, str, tuple[tuple[int, ...], ...]]]:

@@ -1,4 +1,4 @@
-"""Over a thousand watches of healthy jobs of all speeds: a job that goes on is never a failure."""
+"""Watches of healthy jobs of all speeds, thousands with `-m thorough`: a job that goes on is never a failure."""
 
 from __future__ import annotations
 
@@ -40,15 +40,16 @@ def judged(hang: Hang, of: str) -> Verdict:
     return examination.verdict
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 250, 50))
-def test_no_healthy_job_fails_in_a_thousand_watches(first: int) -> None:
-    found = judge(range(first, first + 50))
+def test_no_healthy_job_fails_in_two_hundred_watches() -> None:
+    found = judge(range(50))
     assert found.total() == 200
     assert found[True, Verdict.OK] > found[True, Verdict.WARN]
 
 
 @pytest.mark.thorough
 @pytest.mark.timeout(900)
-def test_no_healthy_job_fails_in_ten_thousand_watches() -> None:
-    assert judge(range(250, 2750)).total() == 10_000
+@pytest.mark.parametrize("first", range(0, 2500, 250))
+def test_no_healthy_job_fails_in_ten_thousand_watches(first: int) -> None:
+    found = judge(range(first, first + 250))
+    assert found.total() == 1000
+    assert found[True, Verdict.OK] > found[True, Verdict.WARN]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 
@@ -19,12 +20,15 @@ from ddpdoctor.hang.flight_recorder.wait_graph import LagCause, RecordedHang, Re
 from ddpdoctor.hang.recorded_hang import record_of
 from ddpdoctor.hang.verdict import verdict_of
 from ddpdoctor.knowledge.hang_causes import HangCause
-from tests.support.group_jobs import Job, some_job
+from tests.support.group_jobs import Fault, Job, Layout, Plan, Shape, some_job
 from tests.support.hangs import call
 
-THOROUGH_JOBS = 10_000
-ORDINARY_JOBS = 120
-AT_ONCE = 250
+SMALL = (2, 24)
+SIZES = (*[SMALL] * 12, *[(25, 64)] * 5, *[(65, 192)] * 2, (256, 512))
+"""Of every twenty jobs in turn: fewest and most ranks."""
+THOROUGH_JOBS = {"nccl": 6_000, "gloo": 2_000, "gloo, with a pipeline": 2_000}
+SAMPLE = 60
+AT_ONCE = 200
 """Jobs in one test."""
 
 
@@ -32,58 +36,131 @@ def recorded(job: Job) -> tuple[Recorded, ...]:
     return tuple(parse_dump(data).recorded(rank, f"rank_{rank}", "", 0.0) for rank, data in sorted(job.dumps().items()))
 
 
-def judged(job: Job) -> RecordedHang | None:
-    return record_of(Hang(recorded=recorded(job)))
+def judged(job: Job, world_size: int = 0) -> RecordedHang | None:
+    return record_of(Hang(recorded=recorded(job), world_size=world_size))
 
 
-def wrongly_named(seeds: Iterable[int], backend: str, *, pipes: bool = True, most: int = 24) -> list[object]:
+def sample_sizes(seed: int) -> tuple[int, int]:
+    """Sizes for a run that must be quick: one is large."""
+    return (256, 512) if seed == SAMPLE - 1 else SMALL
+
+
+def all_sizes(seed: int) -> tuple[int, int]:
+    return SIZES[seed % len(SIZES)]
+
+
+def wrongly_named(
+    seeds: Iterable[int], backend: str, sizes: Callable[[int], tuple[int, int]], *, pipes: bool = True
+) -> list[object]:
     wrong: list[object] = []
     for seed in seeds:
-        chance = random.Random(seed)
-        # One in a hundred is large.
-        job = some_job(chance, backend=backend, pipes=pipes, most=512 if seed % 100 == 99 else most)
+        most = sizes(seed) if pipes else SMALL if sizes(seed) == SMALL else (25, 64)
+        job = some_job(random.Random(seed), backend=backend, pipes=pipes, sizes=most)
         found = judged(job)
-        named = found.ranks if found else ()
-        fits = set(job.faulty) <= set(named) if found and found.unsure else named == job.faulty
-        if not fits:
-            wrong.append((seed, job.faults, job.plan.layout.shape, named, found.sign if found else None))
+        if found is None or not (found.ranks == job.faulty or is_as_narrow_as_can_be(job, found)):
+            wrong.append((seed, job.faults, job.plan.layout.shape, found and (found.ranks, found.sign)))
     return wrong
 
 
-@pytest.mark.parametrize("first", range(0, ORDINARY_JOBS, ORDINARY_JOBS // 2))
+def is_as_narrow_as_can_be(job: Job, found: RecordedHang) -> bool:
+    """Whether exactly those are named that gloo's recorder can't tell from a faulty one: ranks that have done all that it has of
+    them. They may be at their end, or in a send or a receive, of which it knows nothing."""
+    alive = set(range(job.world)) - set(job.dead)
+    alike = {rank for rank in alive if job.waits_in_nothing_recorded(rank)}
+    return (
+        job.backend == "gloo" and not job.dead and found.unsure == found.ranks == tuple(sorted(alike | {*job.faulty}))
+    )
+
+
+@pytest.mark.parametrize("first", range(0, 2 * SAMPLE, SAMPLE))
 def test_over_nccl_exactly_the_faulty_ranks_are_named(first: int) -> None:
-    assert wrongly_named(range(first, first + ORDINARY_JOBS // 2), "nccl") == []
+    assert wrongly_named(range(first, first + SAMPLE), "nccl", sample_sizes) == []
 
 
 def test_over_gloo_exactly_the_faulty_ranks_are_named_without_a_pipeline() -> None:
-    assert wrongly_named(range(ORDINARY_JOBS // 2), "gloo", pipes=False) == []
+    assert wrongly_named(range(SAMPLE), "gloo", sample_sizes, pipes=False) == []
 
 
 @pytest.mark.thorough
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("first", range(1_000, 1_000 + THOROUGH_JOBS * 7 // 10, AT_ONCE))
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("first", range(1_000, 1_000 + THOROUGH_JOBS["nccl"], AT_ONCE))
 def test_the_same_in_thousands_of_jobs_over_nccl(first: int) -> None:
-    assert wrongly_named(range(first, first + AT_ONCE), "nccl") == []
+    assert wrongly_named(range(first, first + AT_ONCE), "nccl", all_sizes) == []
 
 
 @pytest.mark.thorough
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("first", range(1_000, 1_000 + THOROUGH_JOBS * 3 // 10, AT_ONCE))
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("first", range(1_000, 1_000 + THOROUGH_JOBS["gloo"], AT_ONCE))
 def test_the_same_in_thousands_of_jobs_over_gloo(first: int) -> None:
-    assert wrongly_named(range(first, first + AT_ONCE), "gloo", pipes=False) == []
+    assert wrongly_named(range(first, first + AT_ONCE), "gloo", all_sizes, pipes=False) == []
 
 
-def test_over_gloo_with_a_pipeline_nobody_is_blamed_for_sure_who_may_wait_in_a_send_that_is_not_recorded() -> None:
-    """gloo records no sends and receives: where several ranks wait in nothing that is recorded, it is said that it is one of them."""
-    for seed in range(60):
-        job = some_job(random.Random(seed), backend="gloo", most=24)
-        found = judged(job)
-        if found is None or found.sign is not RecordedSign.BEHIND:
-            continue  # Nobody is named.
-        named = {*found.ranks, *found.missing}
-        assert set(job.faulty) <= named or found.unsure or found.missing, seed
-        if len(found.ranks) == 1 and not found.missing:
-            assert found.ranks == job.faulty, seed
+# --- over gloo with a pipeline ------------------------------------------------------------------------------------------------
+
+
+class Named(Counter[str]):
+    """How often the faulty rank was named alone, among others, or nobody was."""
+
+    def add(self, seed: int, sizes: tuple[int, int]) -> None:
+        job = some_job(random.Random(seed), backend="gloo", sizes=sizes)
+        found = judged(job, job.world)
+        of = (seed, job.faults, job.plan.layout.shape, found)
+        if found is None:
+            # All ranks that can tell anything are in sends and receives, of which they don't tell.
+            assert all(job.waits_in_nothing_recorded(rank) for rank in set(range(job.world)) - set(job.dead)), of
+            self["nobody"] += 1
+        elif found.ranks == job.faulty:
+            self["alone"] += 1
+        else:
+            assert is_as_narrow_as_can_be(job, found), of
+            self["among others"] += 1
+            self["ranks in such jobs"] += job.world
+            self["named in such jobs"] += len(found.ranks)
+
+    def check(self) -> None:
+        """gloo records no sends and receives, so that two jobs in which another rank is at fault leave the same dumps: a superset is
+        all that can be said then, in less than a third of the jobs and of less than two thirds of their ranks."""
+        jobs = self["alone"] + self["among others"] + self["nobody"]
+        assert self["among others"] < jobs / 3, self
+        assert self["nobody"] < jobs / 10, self
+        assert self["named in such jobs"] < self["ranks in such jobs"] * 2 / 3, self
+
+
+def test_over_gloo_with_a_pipeline_no_more_are_named_than_sends_that_are_not_recorded_leave_open() -> None:
+    named = Named()
+    for seed in range(SAMPLE):
+        named.add(seed, sample_sizes(seed))
+    named.check()
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("first", range(1_000, 1_000 + THOROUGH_JOBS["gloo, with a pipeline"], AT_ONCE))
+def test_the_same_in_thousands_of_jobs_over_gloo_with_a_pipeline(first: int) -> None:
+    named = Named()
+    for seed in range(first, first + AT_ONCE):
+        named.add(seed, all_sizes(seed))
+    named.check()
+
+
+def test_two_jobs_in_which_another_rank_is_at_fault_leave_the_same_dumps_over_gloo() -> None:
+    """So both ranks are named: one was held up before its send, the other before it came to receive that."""
+    plan = Plan(
+        Layout(Shape(tensor=2, pipe=2, data=1, expert=1)), steps=2, batches=1, layers=1,
+        schedule="all forward, all backward", later_sends=False, buckets=1, sync_layers=False,
+    )  # fmt: skip
+    places = {rank: [at for at, op in enumerate(plan.program(rank)) if op.name == name][-1] for rank, name in ENDS}
+    jobs = [Job(plan, [Fault(rank, "holds the GIL", at)], random.Random(1), "gloo") for rank, at in places.items()]
+    assert [job.faulty for job in jobs] == [(0,), (2,)]
+    assert jobs[0].dumps() == jobs[1].dumps()
+    for job in jobs:
+        found = judged(job, job.world)
+        assert found
+        assert {0, 2} <= {*found.ranks}
+
+
+ENDS = ((0, "send"), (2, "recv"))
+"""Ranks of the same place in the tensor group, at the two ends of the pipeline."""
 
 
 # --- single jobs, by hand ---------------------------------------------------------------------------------------------------
@@ -144,6 +221,20 @@ def test_a_rank_without_a_dump_is_named_where_all_others_have_come() -> None:
     assert [(one.rank, one.cause, one.others) for one in found.lags] == [(1, LagCause.SILENT, (0, 2))]
     late = waits_found([dump(0, group("1:tp", (0, 1, 2), waits(9))), dump(2, group("1:tp", (0, 1, 2), call(8)))], 3)
     assert ([one.rank for one in late.lags], late.missing) == ([2], (1,))
+
+
+def test_over_gloo_a_rank_without_a_dump_is_suspected_first_for_nobody_sees_who_waits_in_a_send() -> None:
+    """Rank 1 hasn't come, but may wait in a receive for rank 2."""
+    dumps = [dump(0, group("1:tp", (0, 1), waits(5, "gloo:all_reduce"))), dump(1, group("1:tp", (0, 1)))]
+    found = waits_found(dumps, 3)
+    assert (found.ranks, found.unsure, found.missing, found.last) == ((2,), (1, 2), (), None)
+    said = finding_of(*dumps, world_size=3)
+    assert said.summary == "no dump of rank 2: others may wait for it in sends and receives, which gloo doesn't record"
+    assert "If not, it is rank 1, which called nothing to wait in." in said.cause
+    assert "Gather the dump of rank 2" in said.fixes[0].text
+    # In the only group that there is, nobody needs to send.
+    alone = waits_found([dump(0, group("0:default_pg", (), waits(5, "gloo:all_reduce"))), dump(1)], 3)
+    assert (alone.ranks, alone.missing) == ((1,), (2,))
 
 
 def test_what_others_have_done_and_one_has_not_is_its_own_gpus() -> None:
@@ -220,8 +311,8 @@ def test_who_is_in_every_circle_has_taken_another_way() -> None:
     assert [one.rank for one in found.lags] == [0]
 
 
-def finding_of(*dumps: Recorded) -> Finding:
-    snapshot = Snapshot(hang=Hang(recorded=dumps))
+def finding_of(*dumps: Recorded, world_size: int = 0) -> Finding:
+    snapshot = Snapshot(hang=Hang(recorded=dumps, world_size=world_size))
     found = [
         one
         for result in diagnose(
@@ -264,7 +355,7 @@ def test_what_was_called_in_a_batch_is_done_with_its_end() -> None:
     entry = {
         "process_group": ["3", "pp"], "pg_id": 3, "collective_seq_id": 0, "p2p_seq_id": 5, "is_p2p": True, "state": "scheduled",
     }  # fmt: skip
-    end = {**entry, "profiling_name": "nccl:coalesced", "state": "completed"}
+    end = {**entry, "is_p2p": False, "profiling_name": "nccl:coalesced", "state": "completed"}
     data = [{**entry, "profiling_name": "nccl:send 0->1"}, {**entry, "profiling_name": "nccl:recv 0<-1"}, end]
     (told,) = parse_dump(json.dumps({"version": "2.9", "entries": data}).encode()).groups
     assert {one.state for one in told.entries} == {"completed"}
