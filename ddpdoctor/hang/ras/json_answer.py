@@ -1,7 +1,6 @@
 """Parses what NCCL's RAS answers to `VERBOSE STATUS` in the format json: the names and types are those that NVIDIA/nccl writes in
-src/ras/client_support.cc (jsonWriteHeader and what follows, read at a commit of 2026 with NCCL 2.30's diagnostics). Some releases
-(2.28.7 and 2.28.9 are known) leave out a comma where a rank is missing; every member stands in a line of its own there, so that it is
-known where one lacks."""
+src/ras/client_support.cc (jsonWriteHeader and what follows, read at a commit of 2026 with NCCL 2.30's diagnostics). Before
+2.30.7 a comma is left out where a rank is missing; every member stands in a line of its own there, so that it is known where one lacks."""
 
 from __future__ import annotations
 
