@@ -14,7 +14,7 @@ from ddpdoctor.facts.accelerate import Accelerate, ConfigFile
 from ddpdoctor.facts.processes import AskedFor
 from ddpdoctor.knowledge.accelerate import NotUnderstoodError, read_config
 from ddpdoctor.probes.context import Context
-from ddpdoctor.probes.environment import FILE_SECONDS, own_home
+from ddpdoctor.probes.environment import FILE_SECONDS, home_of
 from ddpdoctor.probes.files import open_regular
 from ddpdoctor.probes.network import ask_resolver
 from ddpdoctor.probes.processes.command_lines import program_and_arguments
@@ -25,7 +25,7 @@ MAX_FILE_BYTES = 64 * 1024
 
 
 def probe(context: Context) -> Accelerate:
-    path = default_path(context.environ)
+    path = default_path(context.environ, os.getuid())
     file = within(FILE_SECONDS, lambda: read_file(context.path(path), legible(path), trusted_users())) if path else None
     if not isinstance(file, ConfigFile):
         return Accelerate(file=file)
@@ -37,9 +37,9 @@ def probe(context: Context) -> Accelerate:
     )
 
 
-def default_path(environ: Mapping[str, str]) -> str:
-    """Tell where accelerate looks for the file if it is given none; "" where nobody can say."""
-    home = environ.get("HOME") or own_home()
+def default_path(environ: Mapping[str, str], uid: int) -> str:
+    """Tell where accelerate looks for the file if that user runs it and gives it none; "" where nobody can say."""
+    home = environ.get("HOME") or home_of(uid)
     cache = environ.get("XDG_CACHE_HOME", "~/.cache")
     folder = environ.get("HF_HOME", f"{cache}/huggingface")
     if folder == "~" or folder.startswith("~/"):
@@ -58,7 +58,7 @@ def requested_processes(pid: int, uid: int, words: Sequence[str], environ: Mappi
     if given is not None:
         path = words[given].partition("=")[2] or (words[given + 1] if given + 1 < len(words) else "")
     else:
-        path = "" if "__cpu" in options else default_path(environ)
+        path = "" if "__cpu" in options else default_path(environ, uid)
     try:
         if not path or os.readlink(f"/proc/{pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt"):  # noqa: PTH115
             return None

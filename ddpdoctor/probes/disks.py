@@ -70,7 +70,7 @@ def _disk(context: Context, purpose: str, path: str, mounts: tuple[Mount, ...]) 
         while not folder.exists() and folder != folder.parent:
             folder = folder.parent
         state = os.statvfs(folder)
-        real = "/" + os.path.relpath(folder.resolve(), context.root.resolve()).removeprefix(".")
+        real = os.path.normpath(f"/{os.path.relpath(folder.resolve(), context.root.resolve())}")
     except OSError:
         return None
     mount = mount_of(real, mounts)

@@ -169,7 +169,7 @@ class SharedLibrary:
                 if hashed & 1:
                     return False
                 index += 1
-        except (struct.error, ZeroDivisionError) as error:
+        except (struct.error, OverflowError, ZeroDivisionError) as error:
             raise NotElf(f"its symbol hash table is broken ({error})") from error
 
     @property
@@ -227,6 +227,19 @@ def fatbin_architectures(data: bytes | mmap.mmap, start: int, end: int) -> tuple
 
 
 @contextmanager
+def broken_tables_named() -> Iterator[None]:
+    """Read tables, which may lead anywhere.
+
+    Raises:
+        NotElf: they did.
+    """
+    try:
+        yield
+    except (struct.error, IndexError, OverflowError) as error:
+        raise NotElf(f"its tables are broken ({error})") from error
+
+
+@contextmanager
 def mapped(path: Path) -> Iterator[mmap.mmap]:
     """Map a file; nothing of it is read but what is asked for.
 
@@ -234,11 +247,12 @@ def mapped(path: Path) -> Iterator[mmap.mmap]:
         NotElf: with the reason, be it the file system's or the file's, also for what is found in it.
     """
     try:
-        with os.fdopen(open_regular(path), "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            try:
-                yield data
-            except (struct.error, IndexError, OverflowError) as error:
-                raise NotElf(f"its tables are broken ({error})") from error
+        with (
+            os.fdopen(open_regular(path), "rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+            broken_tables_named(),
+        ):
+            yield data
     except ValueError as error:
         raise NotElf("the file is empty") from error
     except FileNotFoundError as error:

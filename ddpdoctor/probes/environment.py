@@ -106,7 +106,7 @@ def _read_files(context: Context) -> _Files:
     """NCCL's files in its own order: the first to set a name wins, and the environment came before them all."""
     found = _Files()
     named = context.environ.get("NCCL_CONF_FILE", "")
-    home = own_home()
+    home = home_of(os.getuid())
     for path in filter(None, [named or (home and f"{home}/.nccl.conf"), "/etc/nccl.conf"]):
         content = _content(context, path)
         shown = legible(path)
@@ -118,10 +118,10 @@ def _read_files(context: Context) -> _Files:
     return found
 
 
-def own_home() -> str:
-    """The home folder by the user database, which NCCL asks and not $HOME; "" where it knows none."""
+def home_of(uid: int) -> str:
+    """The user's home folder by the user database, which NCCL asks and not $HOME; "" where it knows none."""
     try:
-        return pwd.getpwuid(os.getuid()).pw_dir
+        return pwd.getpwuid(uid).pw_dir
     except KeyError:
         return ""
 

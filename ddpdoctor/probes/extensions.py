@@ -15,7 +15,7 @@ from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.extensions import Apex, Extension, Extensions, SharedObject
 from ddpdoctor.probes.context import Context
-from ddpdoctor.probes.elf import NotElf, SharedLibrary, opened
+from ddpdoctor.probes.elf import NotElf, SharedLibrary, broken_tables_named, opened
 from ddpdoctor.probes.files import isdir, isfile, names_in
 from ddpdoctor.probes.site_packages import TORCH_LIBRARY, SitePackages, site_packages
 
@@ -91,27 +91,37 @@ class _Reader:
         if isinstance(library, str):
             return msgspec.structs.replace(described, error=library)
         try:
-            needed, undefined = library.needed, library.undefined()
-            ours = [name for name in needed if TORCH_LIBRARY.fullmatch(name)]
-            if not ours and not undefined:
-                return None
-            beside = (other for other in libraries.values() if other is not library and not isinstance(other, str))
-            exporters = [*self._torch, *beside]
-            lacking = [
-                name
-                for name in undefined
-                if self._torch and not any(exporter.exports(name) in (True, None) for exporter in exporters)
-            ]
-            return msgspec.structs.replace(
-                described,
-                needed=needed,
-                missing=tuple(name for name in ours if self._paths and name not in self._paths),
-                undefined=tuple(lacking[:MAX_SYMBOLS]),
-                architectures=library.architectures if architectures else (),
-                glibcxx=library.glibcxx,
-            )
+            # Not only where it is opened: all that are read together would be given up there for one of them.
+            with broken_tables_named():
+                needed, undefined = library.needed, library.undefined()
+                ours = [name for name in needed if TORCH_LIBRARY.fullmatch(name)]
+                if not ours and not undefined:
+                    return None
+                beside = (other for other in libraries.values() if other is not library and not isinstance(other, str))
+                exporters = [*self._torch, *beside]
+                lacking = [
+                    name
+                    for name in undefined
+                    if self._torch and not any(_may_export(exporter, name) for exporter in exporters)
+                ]
+                return msgspec.structs.replace(
+                    described,
+                    needed=needed,
+                    missing=tuple(name for name in ours if self._paths and name not in self._paths),
+                    undefined=tuple(lacking[:MAX_SYMBOLS]),
+                    architectures=library.architectures if architectures else (),
+                    glibcxx=library.glibcxx,
+                )
         except NotElf as error:
             return msgspec.structs.replace(described, error=str(error))
+
+
+def _may_export(library: SharedLibrary, name: str) -> bool:
+    """Whether it defines that symbol, or can't be asked: another's broken tables are none of who needs it."""
+    try:
+        return library.exports(name) is not False
+    except NotElf:
+        return True
 
 
 def _opened(stack: ExitStack, path: Path) -> SharedLibrary | str:

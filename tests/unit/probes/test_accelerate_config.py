@@ -117,7 +117,7 @@ def test_json_of_another_kind_is_not_understood(text: str) -> None:
     ],
 )
 def test_where_the_file_lies(environ: dict[str, str], path: str) -> None:
-    assert default_path(environ) == path
+    assert default_path(environ, os.getuid()) == path
 
 
 def in_home(home: Path, text: str) -> Path:
@@ -162,6 +162,21 @@ def test_the_file_that_a_launch_takes(tmp_path: Path, words: str, line: str) -> 
     found = requested_processes(os.getpid(), os.getuid(), command, {"HOME": str(tmp_path)})
     assert (found.source.rpartition("/")[2] if found else "") == line
     assert found is None or found.processes == 4
+
+
+@pytest.mark.root
+def test_a_launcher_without_home_takes_the_file_of_its_own_user(
+    tmp_path: Path, eve: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    homes = {os.getuid(): tmp_path / "ours", eve.uid: tmp_path / "hers"}
+    monkeypatch.setattr("ddpdoctor.probes.accelerate.home_of", lambda uid: str(homes[uid]))
+    in_home(homes[os.getuid()], "distributed_type: NO\nnum_processes: 4\n")
+    command = ["/usr/bin/python3", "/usr/bin/accelerate", "launch", "train.py"]
+    assert requested_processes(os.getpid(), eve.uid, command, {}) is None
+    in_home(homes[eve.uid], "distributed_type: NO\nnum_processes: 8\n")
+    found = requested_processes(os.getpid(), eve.uid, command, {})
+    assert found is not None
+    assert found.processes == 8
 
 
 @pytest.mark.root

@@ -55,15 +55,29 @@ def test_the_longest_mount_point_counts_and_the_last_of_equals(tmp_path: Path) -
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "home/a b").mkdir(parents=True)
     (tmp_path / "homes").mkdir()
+    (tmp_path / ".snapshots/triton").mkdir(parents=True)
     (tmp_path / "proc/self/mountinfo").write_text(
         "1 0 8:1 / / rw - ext4 /dev/sda1 rw\n"
         "2 1 0:40 / /home rw - autofs systemd-1 rw\n"
         "3 1 0:41 / /home rw shared:1 - nfs4 server:/home rw\n"
         "4 1 0:42 / /home/a\\040b rw - lustre x rw\n"
+        "5 1 0:43 / /.snapshots rw - xfs /dev/sdb1 rw\n"
         "broken line\n"
     )
-    context = Context("python", root=tmp_path, environ={"HOME": "/home/a b", "TMPDIR": "/home", "HF_HOME": "/homes"})
+    context = Context(
+        "python",
+        root=tmp_path,
+        environ={
+            "HOME": "/home/a b",
+            "TMPDIR": "/home",
+            "HF_HOME": "/homes",
+            "TORCH_HOME": "/",
+            "TRITON_CACHE_DIR": "/.snapshots/triton",
+        },
+    )
     found = by_purpose(disks.probe(context))
+    assert (found["Triton cache"].file_system, found["Triton cache"].mount) == ("xfs", "/.snapshots")
+    assert (found["torch cache"].file_system, found["torch cache"].mount) == ("ext4", "/")
     assert (found["home"].file_system, found["home"].mount) == ("lustre", "/home/a b")
     assert found["temporary files"].file_system == "nfs4"
     assert (found["Hugging Face cache"].file_system, found["Hugging Face cache"].mount) == ("ext4", "/")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 import shutil
+import struct
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -14,6 +16,7 @@ from ddpdoctor.base.unknown import Facts, Unknown
 from ddpdoctor.facts.extensions import Extensions
 from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.probes.context import Context
+from ddpdoctor.probes.elf import sections
 from ddpdoctor.probes.extensions import probe
 from tests.support.command import ROOT
 
@@ -186,6 +189,21 @@ def test_broken_files_are_named_and_the_rest_is_read(site: Path) -> None:
     assert objects["flash_attn_2_cuda"].error == ""
     for name in ("mamba_cuda", "text_cuda", "empty_cuda", "loop_cuda"):
         assert objects[name].error, name
+
+
+def test_one_whose_tables_lead_out_of_the_file_is_named_and_the_rest_is_read(site: Path) -> None:
+    """A table that is read only once all of a folder are open."""
+    good = build(site / f"flash_attn_2_cuda.{TAG}.so", REAL_CHECK)
+    broken = site / f"mamba_cuda.{TAG}.so"
+    broken.write_bytes(good.read_bytes())
+    with broken.open("r+b") as file, mmap.mmap(file.fileno(), 0) as data:
+        start, _ = sections(data)[".dynamic"]
+        assert struct.unpack_from("<Q", data, start) == (1,)
+        struct.pack_into("<Q", data, start + 8, 1 << 63)
+    objects = {one.module: one for package in found(site).packages for one in package.objects}
+    assert objects["flash_attn_2_cuda"].error == ""
+    assert objects["flash_attn_2_cuda"].needed[0] == "libc10.so"
+    assert "tables are broken" in objects["mamba_cuda"].error
 
 
 def test_without_torch_no_symbol_is_called_missing(tmp_path: Path) -> None:
