@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from ddpdoctor.base.findings import Fix
 from ddpdoctor.base.unknown import Maybe, Unknown
-from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.machine import Machine
 from ddpdoctor.knowledge.privileges import by_root
-
-
-def runtime_of(container: Maybe[Container]) -> str | None:
-    """The runtime of the container that this is ("docker"); None outside of one, or where that isn't known."""
-    return None if isinstance(container, Unknown) else container.runtime
 
 
 def distribution_of(machine: Maybe[Machine]) -> str:

@@ -12,7 +12,7 @@ from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Ow
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.log_signs import SignRole
 from ddpdoctor.base.text import dotted, listed
-from ddpdoctor.base.unknown import Maybe, Unknown, known, known_or
+from ddpdoctor.base.unknown import Maybe, Unknown, if_known, known, known_or
 from ddpdoctor.checks.log_check import log_check
 from ddpdoctor.checks.torch.extensions import cudart_major, other_python, unresolved
 from ddpdoctor.engine.log_traits import Particulars
@@ -150,12 +150,14 @@ def apex_missing_ext(extensions: Extensions, torch: Torch, target_python: Target
     """
     apex = installed(extensions, torch)
     needs_cuda_build(torch)
-    fitting = [extension for extension in apex.objects if not other_python(extension, target_python)]
+    of_others = {extension: if_known(other_python, extension, target_python, default="") for extension in apex.objects}
+    fitting = [extension for extension, version in of_others.items() if not version]
     present = {extension.module for extension in fitting}
     missing = [name for name in USES if name not in present]
     if not missing:
+        for_this_python(apex, target_python)  # Whose version may not be known.
         return
-    tags = sorted({version for extension in apex.objects if (version := other_python(extension, target_python))})
+    tags = sorted(set(filter(None, of_others.values())))
     summary = f"Apex lacks {listed(missing)}, part of its compiled extensions"
     if not fitting:
         summary = "Apex is installed without its compiled extensions: its fused optimizers and norms won't work"
@@ -292,6 +294,8 @@ def apex_arch_missing(
         leave_out,
         severity=WARN if leave_out else FAIL,
     )
+    for gpu in usable:
+        compute_capability(gpu)
 
 
 _UNPACKED: Final = compile_lazily(r"/pip-install-[^/]+/([\w.-]+?)(?:-[0-9a-f]{16,})?/")

@@ -16,7 +16,7 @@ from ddpdoctor.checkpoints.model_wrappers import WRITERS, prefix_parts, writers
 from ddpdoctor.checks.checkpoint.contents import all_read
 from ddpdoctor.checks.checkpoint.key_lists import with_lists_compared
 from ddpdoctor.engine.log_traits import Particulars
-from ddpdoctor.engine.registry import LogTraits, check
+from ddpdoctor.engine.registry import LogTraits, check, judged_apart
 from ddpdoctor.facts.checkpoints import PICKLE, CheckpointFile, Checkpoints, KeyPrefix, RankFiles
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.log import Log, SignMatch
@@ -188,13 +188,17 @@ def ckpt_world_size_mismatch(checkpoints: Checkpoints, environment: Environment,
     for file in readable(checkpoints):
         for ranks in file.rank_files:
             found.setdefault(ranks, file)
-    world = planned_world(plan, environment)
-    for ranks, file in found.items():
-        if ranks.missing:
-            yield incomplete(ranks, file)
-        elif ranks.world_size != world.size:
-            yield of_other_ranks(ranks, file, world, plan)
+    yield from judged_apart(_misfit(ranks, file, environment, plan) for ranks, file in found.items())
     all_read(checkpoints)
+
+
+def _misfit(ranks: RankFiles, file: CheckpointFile, environment: Environment, plan: Plan) -> Iterator[Finding]:
+    if ranks.missing:
+        yield incomplete(ranks, file)
+        return
+    world = planned_world(plan, environment)
+    if ranks.world_size != world.size:
+        yield of_other_ranks(ranks, file, world, plan)
 
 
 def is_optimizer_state(ranks: RankFiles) -> bool:

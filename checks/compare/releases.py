@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Iterator, Mapping
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Owner, Severity
-from ddpdoctor.base.unknown import Maybe, Unknown, known
-from ddpdoctor.engine.registry import check, required, requires
+from ddpdoctor.base.unknown import Maybe, Unknown, known, known_or
+from ddpdoctor.engine.registry import check, judged_apart, required, requires
 from ddpdoctor.facts.fleet import Fleet, Node
 from ddpdoctor.facts.snapshot import Meeting, Packages, TargetPython
 from ddpdoctor.knowledge.evidence import told
@@ -58,18 +58,29 @@ def torch_version_mismatch(
     environment: `python -m pip install torch==VERSION`.
     """
     own = own_of_several(fleet, meeting)
+    looks = (
+        _other_driver(own, fleet),
+        _other_or_no_torch(own, fleet, meeting, target_python, packages),
+        _other_python(own, fleet, meeting, target_python),
+    )
+    yield from judged_apart(looks)
+
+
+def _other_or_no_torch(
+    own: Node, fleet: Fleet, meeting: Meeting, target_python: Maybe[TargetPython], packages: Maybe[Packages]
+) -> Iterator[Finding]:
     nodes = there(fleet)
-    versions = {node.rank: node.torch for node in nodes if isinstance(node.torch, str)}
-    yield from _other_driver(own, fleet)
-    requires(versions, "torch is not installed")
-    if isinstance(own.torch, Unknown):
+    versions = [known_or(node.torch, None) for node in nodes]
+    if any(versions):
         known(own.torch)
-    pattern = _pattern(nodes)
-    if not isinstance(own.torch, str):
-        yield _without_torch(own, pattern, fleet, meeting, target_python)
-    elif pattern.rank != own.rank:
-        yield from _other_torch(own, pattern, fleet, meeting, target_python, packages)
-    yield from _other_python(own, fleet, meeting, target_python)
+        pattern = _pattern(nodes)
+        if own.torch is None:
+            yield _without_torch(own, pattern, fleet, meeting, target_python)
+        elif pattern.rank != own.rank:
+            yield from _other_torch(own, pattern, fleet, meeting, target_python, packages)
+    for node in nodes:
+        known(node.torch)
+    requires(any(versions), "torch is not installed")
 
 
 def _pattern(nodes: tuple[Node, ...]) -> Node:
@@ -201,6 +212,8 @@ def _other_python(own: Node, fleet: Fleet, meeting: Meeting, target_python: Mayb
     minors = {rank: ".".join(version.split(".")[:2]) for rank, version in pythons.items()}
     wanted, others = _wanted(own, nodes, minors)
     if not others:
+        for node in nodes:
+            known(node.python)
         return
     yield Finding.of(
         f"{called(own)} trains with Python {own.python}, {names(others, most=3)} with {others[0].python}",
@@ -225,6 +238,8 @@ def _other_driver(own: Node, fleet: Fleet) -> Iterator[Finding]:
     drivers = {node.rank: node.driver for node in nodes if isinstance(node.driver, str)}
     wanted, others = _wanted(own, nodes, drivers)
     if not others:
+        for node in nodes:
+            known(node.driver)
         return
     here = drivers[own.rank]
     floor = DRIVER_FLOOR.get(numbers(own.cuda)[0]) if isinstance(own.cuda, str) and numbers(own.cuda) else None
@@ -243,6 +258,7 @@ def _other_driver(own: Node, fleet: Fleet) -> Iterator[Finding]:
         else "They may differ, since torch brings its own CUDA runtime.",
         severity=WARN if too_old else INFO,
     )
+    known(own.cuda)
 
 
 @check("nccl-version-mismatch", severity=FAIL, owner=Owner.USER)
@@ -265,11 +281,13 @@ def nccl_version_mismatch(
     own = own_of_several(fleet, meeting)
     nodes = there(fleet)
     versions = {node.rank: node.nccl for node in nodes if isinstance(node.nccl, str)}
-    requires(versions, "no node has NCCL")
-    requires(known(own.nccl), "this node has no NCCL")
-    requires(len(versions) > 1, "only one node has NCCL")
+    requires(known(own.nccl) or not versions, "this node has no NCCL")
     wanted, others = _wanted(own, nodes, versions)
     if not others:
+        for node in nodes:
+            known(node.nccl)
+        requires(versions, "no node has NCCL")
+        requires(len(versions) > 1, "only one node has NCCL")
         return
     yield Finding.of(
         f"{called(own)} has NCCL {own.nccl}, {names(others, most=3)} {wanted}",

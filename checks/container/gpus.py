@@ -47,12 +47,11 @@ def container_toolkit_missing(container: Container, pci: Pci, driver: Driver, ma
     `sudo nvidia-ctk runtime configure --runtime=docker && sudo systemctl restart docker`.
     """
     requires(container.runtime is None, IN_CONTAINER)
-    if not machine.wsl:
+    if pci.nvidia_gpus or not machine.wsl:
         bus_gpus(pci, machine)
     requires(driver_loaded(driver) or machine.wsl, NO_DRIVER)
     required(known(container.docker), "no Docker on this host")
-    toolkit = known(container.toolkit)
-    usable = toolkit is not None and not container.docker_is_snap
+    usable = not container.docker_is_snap and known(container.toolkit) is not None
     if usable or "nvidia" in known_or(container.docker_runtimes, ()):
         return
     if container.docker_is_snap:
@@ -71,7 +70,9 @@ def container_toolkit_missing(container: Container, pci: Pci, driver: Driver, ma
             "(https://docs.nvidia.com/datacenter/cloud-native/container-toolkit), then install the toolkit",
             (install, configure, "sudo systemctl restart docker"),
         )
-    found = told(container, "toolkit", f"NVIDIA's container toolkit: {toolkit or 'not found'}")
+    found = told(
+        container, "toolkit", f"NVIDIA's container toolkit: {known_or(container.toolkit, 'unknown') or 'not found'}"
+    )
     yield Finding.of(summary, container.seen("docker"), found, fix)
 
 

@@ -9,7 +9,7 @@ from itertools import islice
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.text import listed, plural
-from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.base.unknown import Maybe, Unknown, if_known, known, known_or
 from ddpdoctor.checks.shared_fixes import distribution_of, install_package, is_debian
 from ddpdoctor.engine.registry import LogTraits, check, requires
 from ddpdoctor.facts.log import Log, SignMatch
@@ -20,10 +20,10 @@ from ddpdoctor.knowledge.nvidia import (
     IN_CONTAINER,
     INSTALL,
     NO_DRIVER,
-    NO_GPU,
     bus_gpus,
     driver_loaded,
     is_compat,
+    needs_bus_gpus,
 )
 from ddpdoctor.knowledge.privileges import by_root
 from ddpdoctor.logs.analyze.false_positives import may_be_of_one
@@ -44,11 +44,19 @@ def _user_space(driver: Driver) -> bool:
     return path is not None and not is_compat(path) and "/stubs/" not in path
 
 
+def _is_installed(driver: Driver) -> bool:
+    """Whether a module of it is there for this kernel, or its libraries are."""
+    if isinstance(driver.module_on_disk, str) or if_known(_user_space, driver, default=False):
+        return True
+    return known(driver.module_on_disk) is not None or _user_space(driver)
+
+
 def _no_module(driver: Driver, machine: Machine) -> Evidence:
     on_disk = driver.module_on_disk
-    text = f"no nvidia kernel module is installed for kernel {machine.kernel}"
+    kernel = f"kernel {if_known(lambda: machine.kernel, default='')}".strip()
+    text = f"no nvidia kernel module is installed for {kernel}"
     if isinstance(on_disk, Unknown):
-        text = f"an nvidia kernel module for kernel {machine.kernel}: unknown ({on_disk.reason})"
+        text = f"an nvidia kernel module for {kernel}: unknown ({on_disk.reason})"
     return told(driver, "module_on_disk", text)
 
 
@@ -120,15 +128,16 @@ def nvidia_module_not_loaded(
     if driver_loaded(driver):
         return
     requires(any(gpu.driver != "nouveau" for gpu in gpus), "nouveau holds the GPUs: see nouveau-conflict")
-    on_disk = known(driver.module_on_disk)
-    requires(on_disk is not None or _user_space(driver), NO_DRIVER)
+    requires(_is_installed(driver), NO_DRIVER)
+    on_disk = driver.module_on_disk
     evidence = [_addresses(gpus), kernel_module(driver)]
     if on_disk is None:
-        kernel = shlex.quote(machine.kernel)
+        running = if_known(lambda: machine.kernel, default="")
+        kernel = shlex.quote(running) if running else '"$(uname -r)"'
         headers = install_package(machine, f"linux-headers-{kernel}", f"kernel-devel-{kernel}")
         build, load = f"sudo dkms autoinstall -k {kernel}", "sudo modprobe -a nvidia nvidia_uvm"
         yield Finding.of(
-            f"The NVIDIA driver is installed, but has no kernel module for the running kernel {machine.kernel}",
+            f"The NVIDIA driver is installed, but has no kernel module for the running kernel {running}".strip(),
             evidence,
             _no_module(driver, machine),
             libcuda(driver),
@@ -148,9 +157,13 @@ def nvidia_module_not_loaded(
             ("mokutil --sb-state", "sudo mokutil --import /var/lib/shim-signed/mok/MOK.der", "sudo reboot"),
         )
     yield Finding.of(
-        f"The NVIDIA driver {on_disk} is installed, but its kernel module is not loaded",
+        f"The NVIDIA driver {known_or(on_disk, '')} is installed, but its kernel module is not loaded".replace(
+            "  ", " "
+        ),
         evidence,
-        told(driver, "module_on_disk", f"kernel module on disk: {on_disk}"),
+        _no_module(driver, machine)
+        if isinstance(on_disk, Unknown)
+        else told(driver, "module_on_disk", f"kernel module on disk: {on_disk}"),
         refused,
         fix,
         cause="The kernel refused the module, because its signature isn't trusted (Secure Boot)." if refused else "",
@@ -182,9 +195,7 @@ def nouveau_conflict(
     Keep nouveau from loading: `echo 'blacklist nouveau' | sudo tee /etc/modprobe.d/blacklist-nouveau.conf`, rebuild the
     initial ramdisk (`sudo update-initramfs -u` or `sudo dracut --force`), reboot.
     """
-    requires(not machine.wsl, "WSL has no PCI bus of its own")
-    requires(not machine.jetson, "a Jetson's GPU is not on the PCI bus")
-    requires(pci.nvidia_gpus, NO_GPU)
+    needs_bus_gpus(pci, machine)
     requires(container.runtime is None, IN_CONTAINER)
     held = tuple(gpu for gpu in pci.nvidia_gpus if gpu.driver == "nouveau")
     lent = all(gpu.is_lent for gpu in pci.nvidia_gpus)
@@ -210,7 +221,7 @@ def nouveau_conflict(
             severity=WARN,
         )
         return
-    requires(driver_loaded(driver) or known(driver.module_on_disk) is not None or _user_space(driver), NO_DRIVER)
+    requires(driver_loaded(driver) or _is_installed(driver), NO_DRIVER)
     block = r"printf 'blacklist nouveau\noptions nouveau modeset=0\n' | sudo tee /etc/modprobe.d/blacklist-nouveau.conf"
     again = "sudo update-initramfs -u" if is_debian(machine) else "sudo dracut --force"
     rest = "none" if len(held) == len(pci.nvidia_gpus) else "only the rest"

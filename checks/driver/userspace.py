@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix, Owner
 from ddpdoctor.base.text import listed
-from ddpdoctor.base.unknown import Maybe, Unknown, known, known_or
+from ddpdoctor.base.unknown import Maybe, Unknown, if_known, known, known_or
 from ddpdoctor.checks.log_check import log_check
 from ddpdoctor.engine.registry import check, leave_untested, requires
 from ddpdoctor.facts.log import Log, SignMatch
@@ -23,7 +23,7 @@ from ddpdoctor.knowledge.nvidia import (
     own_gpus,
     shut_nodes,
 )
-from ddpdoctor.knowledge.privileges import by_root
+from ddpdoctor.knowledge.privileges import by_root, runtime_of
 from ddpdoctor.knowledge.stuck_driver import cuda_cut_short, nvml_cut_short
 from ddpdoctor.logs.analyze.sightings import word
 
@@ -32,7 +32,7 @@ SHUT = "this user may not open the GPUs' device nodes: see gpu-device-permission
 
 
 @check("nvml-driver-mismatch", severity=FAIL, owner=Owner.NODE)
-def nvml_driver_mismatch(driver: Driver, container: Container, machine: Machine) -> Iterator[Finding]:
+def nvml_driver_mismatch(driver: Driver, container: Maybe[Container], machine: Machine) -> Iterator[Finding]:
     """The driver's libraries and its loaded kernel module are of different versions.
 
     ## What breaks
@@ -47,22 +47,22 @@ def nvml_driver_mismatch(driver: Driver, container: Container, machine: Machine)
     Reboot, or stop everything that uses the GPUs and reload the modules. Restart containers.
     To keep it from coming back: `sudo apt-mark hold 'nvidia-*' 'libnvidia-*'`.
     """
-    loaded = known(driver.kernel_version)
-    status = known(driver.nvml_status)
-    requires(not machine.wsl, "WSL takes the NVIDIA driver from Windows")
-    requires(loaded is not None or status == 18, NO_DRIVER)
+    loaded, status = known_or(driver.kernel_version, None), known_or(driver.nvml_status, None)
+    requires(loaded or not machine.wsl, "WSL takes the NVIDIA driver from Windows")
+    requires(driver.kernel_version is not None or status == 18, NO_DRIVER)
     library = (driver.nvml_version if status == 18 else None) or driver.libcuda_version or driver.nvml_version
-    if status is None and library is None:
+    if driver.nvml_status is None and library is None:
         leave_untested("none of the driver's libraries tells its version")
     path, initialised = known_or(driver.libcuda_path, None) or "", known_or(driver.cuda_init, None)
     # Newer libraries out of a compat folder may serve an older module: that is what they are for.
     differs = loaded is not None and library is not None and loaded != library and not is_compat(path)
     if status != 18 and not (differs and initialised != 0) and not (initialised == 803 and not is_compat(path)):
+        known(driver.kernel_version), known(driver.nvml_status)
         return
     unload = "sudo rmmod nvidia_peermem nvidia_drm nvidia_modeset nvidia_uvm nvidia"
     text = "Or, while no process uses the GPUs, reload the modules (needs root)"
     cause, fixes = "", (by_root("Reboot", ("sudo reboot",)), Fix(text, (unload, "sudo modprobe nvidia_uvm")))
-    if container.runtime:
+    if runtime_of(container):
         cause = "The host's driver was changed under this container, or the image brings driver libraries of its own."
         text = "If that doesn't help: remove the driver's packages from the image (as root, in its Dockerfile)"
         fixes = (
@@ -85,7 +85,7 @@ def nvml_driver_mismatch(driver: Driver, container: Container, machine: Machine)
 @check("nvml-unavailable", severity=FAIL, owner=Owner.NODE)
 def nvml_unavailable(
     driver: Driver,
-    container: Container,
+    container: Maybe[Container],
     machine: Machine,
     plan: Plan,
     pci: Maybe[Pci],
@@ -106,7 +106,10 @@ def nvml_unavailable(
     See what `nvidia-smi` says. In a container: `NVIDIA_DRIVER_CAPABILITIES=compute,utility` (utility is what brings NVML).
     On a host: `sudo dmesg | grep NVRM`, and a reboot if the driver is stuck.
     """
-    requires(not machine.jetson, "a Jetson has no full NVML")
+    on_bus = isinstance(pci, Pci) and bool(own_gpus(pci))
+    requires(not if_known(lambda: machine.jetson, default=False), "a Jetson has no full NVML")
+    if not on_bus:
+        known(machine)
     if driver.nvml_end:
         requires(driver.device_nodes or driver_loaded(driver) or own_gpus(known(pci)), NO_GPU)
         yield nvml_cut_short(driver, container, gpus, not isinstance(torch, Unknown) and torch.cuda_available is True)
@@ -118,7 +121,7 @@ def nvml_unavailable(
         leave_untested(status.reason)
     requires(status != 18 or machine.wsl, "NVML's version differs from the driver's: see nvml-driver-mismatch")
     requires(status != 15, "a GPU is lost: see gpu-fell-off-bus")
-    requires(status != 999 or container.runtime is None, "the container lost its GPUs: see container-lost-gpu")
+    requires(status != 999 or known(container).runtime is None, "the container lost its GPUs: see container-lost-gpu")
     requires(status != 4 or not shut_nodes(driver), SHUT)
     if status == 0:
         return
@@ -130,7 +133,7 @@ def nvml_unavailable(
         ("nvidia-smi", "sudo dmesg | grep NVRM | tail -n 20"),
     )
     fixes: tuple[Fix, ...] = (look,)
-    if missing and container.runtime:
+    if missing and runtime_of(container):
         capabilities = "-e NVIDIA_DRIVER_CAPABILITIES=compute,utility"
         fixes = (Fix(f"Start the container with `{capabilities}`; `utility` is what brings NVML"),)
     elif missing:
@@ -151,7 +154,7 @@ def nvml_unavailable(
 
 
 @check("gpu-device-permission", severity=FAIL, owner=Owner.NODE)
-def gpu_device_permission(driver: Driver, container: Container, machine: Machine) -> Iterator[Finding]:
+def gpu_device_permission(driver: Driver, container: Container, machine: Maybe[Machine]) -> Iterator[Finding]:
     """This user may not open the GPU's device nodes.
 
     ## What breaks
@@ -175,19 +178,20 @@ def gpu_device_permission(driver: Driver, container: Container, machine: Machine
         by_root("Join the group that owns them, and log in again", join),
         Fix("Or, in a batch system, ask for GPUs when you submit the job (Slurm: `--gpus-per-node`)"),
     ]
-    if machine.user_id == 0:
+    user = None if isinstance(machine, Unknown) else machine.user_id
+    if user == 0:
         fixes = [Fix("Start the container or the job with its GPUs: a device cgroup keeps out even root")]
     yield Finding.of(
-        f"User {machine.user_id} may not open {listed(closed, most=3)}",
+        f"{'This user' if user is None else f'User {user}'} may not open {listed(closed, most=3)}",
         told(driver, "unreadable_nodes", f"may not be opened: {listed(driver.unreadable_nodes, most=8)}"),
-        machine.seen("user_id"),
+        None if isinstance(machine, Unknown) else machine.seen("user_id"),
         fixes,
     )
 
 
 @check("cuda-unknown-error", severity=FAIL, owner=Owner.NODE)
 def cuda_unknown_error(
-    driver: Driver, container: Container, machine: Machine, torch: Maybe[Torch]
+    driver: Driver, container: Maybe[Container], machine: Maybe[Machine], torch: Maybe[Torch]
 ) -> Iterator[Finding]:
     """CUDA can't start: "unknown error", or its start hangs or crashes.
 
@@ -201,10 +205,10 @@ def cuda_unknown_error(
     ## Fix
     Reload it: `sudo rmmod nvidia_uvm; sudo modprobe nvidia_uvm; sudo nvidia-modprobe -u -c=0`. Else reboot.
     """
-    requires(driver_loaded(driver) or machine.wsl, NO_DRIVER)
+    requires(driver_loaded(driver) or known(machine).wsl, NO_DRIVER)
     requires(driver.cuda_init is not None, "there is no libcuda.so.1")
     nvml_works = known_or(driver.nvml_status, None) in (0, None) and not driver.nvml_end
-    requires(nvml_works or machine.jetson, "NVML fails, too: see nvml-unavailable")
+    requires(nvml_works or known(machine).jetson, "NVML fails, too: see nvml-unavailable")
     requires(not shut_nodes(driver), SHUT)
     if driver.cuda_end:
         if isinstance(torch, Unknown) or torch.cuda_available is not True:
@@ -213,7 +217,7 @@ def cuda_unknown_error(
     if known(driver.cuda_init) != 999:
         return
     loaded = known_or(driver.loaded_modules, ())
-    ordinary = not machine.wsl and not machine.jetson
+    ordinary = isinstance(machine, Machine) and not machine.wsl and not machine.jetson
     reasons = ["nvidia_uvm is not loaded"] if ordinary and "nvidia_uvm" not in loaded else []
     reasons += ["/dev/nvidia-uvm is missing"] if ordinary and "/dev/nvidia-uvm" not in driver.device_nodes else []
     yield Finding.of(
@@ -222,7 +226,7 @@ def cuda_unknown_error(
         told(driver, "loaded_modules", f"loaded kernel modules: {listed(loaded, most=8) or 'none of the driver'}"),
         driver.seen("device_nodes", listed(driver.device_nodes, most=4)),
         Fix("Start a new container with the GPUs (Docker: `docker run --gpus all`)")
-        if container.runtime
+        if runtime_of(container)
         else by_root(
             "Reload the module while no process uses the GPUs, or reboot",
             ("sudo rmmod nvidia_uvm", "sudo modprobe nvidia_uvm", "sudo nvidia-modprobe -u -c=0"),

@@ -105,17 +105,19 @@ def gpu_ecc_error(gpus: Gpus, container: Maybe[Container]) -> Iterator[Finding]:
             severity=INFO,
         )
     for device in devices:
-        if device.ecc_enabled is True and not (failed or fresh or waiting or old):
+        if device.ecc_enabled is True and device not in (*failed, *fresh, *waiting):
             known(device.ecc_uncorrected_volatile)
-            if isinstance(device.retired_pages_pending, Unknown):  # only GPUs before Ampere retire pages
-                known(device.row_remap_pending)
+            known(device.ecc_uncorrected_aggregate)
+            # Only GPUs before Ampere retire pages, and only later ones remap rows.
+            if isinstance(device.retired_pages_pending, Unknown) or isinstance(device.row_remap_pending, bool):
+                known(device.row_remap_pending), known(device.row_remap_failed)
     counted_by = [device for device in devices if not isinstance(device.ecc_uncorrected_volatile, Unknown)]
     requires(counted_by, "these GPUs have no ECC memory, or it is off")
 
 
 @check("gpu-fell-off-bus", severity=FAIL, owner=Owner.NODE)
 def gpu_fell_off_bus(
-    gpus: Maybe[Gpus], pci: Pci, driver: Maybe[Driver], kernel_log: Maybe[KernelLog], container: Maybe[Container]
+    gpus: Maybe[Gpus], pci: Maybe[Pci], driver: Maybe[Driver], kernel_log: Maybe[KernelLog], container: Maybe[Container]
 ) -> Iterator[Finding]:
     """A GPU no longer answers on the PCI bus.
 
@@ -131,7 +133,8 @@ def gpu_fell_off_bus(
     Reboot; some need a full power-off. If it comes back: lower the power limit (`sudo nvidia-smi -pl 300`), reseat the
     card, another power supply.
     """
-    gone = {gpu.address: "the PCI bus reads only ff from it" for gpu in own_gpus(pci) if gpu.revision == 0xFF}
+    on_bus = () if isinstance(pci, Unknown) else own_gpus(pci)
+    gone = {gpu.address: "the PCI bus reads only ff from it" for gpu in on_bus if gpu.revision == 0xFF}
     requires(isinstance(gpus, Unknown) or gpus.vendor != "amd", NO_GPU)
     listed_gpus = () if isinstance(gpus, Unknown) else gpus.devices
     for gpu in listed_gpus:
@@ -155,8 +158,8 @@ def gpu_fell_off_bus(
             on_the_host(reboot, container),
             on_the_host(look, container),
         )
-    requires(gone or pci.nvidia_gpus or listed_gpus, NO_GPU)
     if not gone and status != 15:
+        requires(known(pci).nvidia_gpus or listed_gpus, NO_GPU)
         known(gpus)
         known(known(driver).nvml_status)
         known(kernel_log)  # which alone remembers a GPU that is gone from the bus
@@ -318,6 +321,8 @@ def gpu_throttled(gpus: Gpus, container: Maybe[Container]) -> Iterator[Finding]:
         )
     if len(known_reasons) < len(devices):
         leave_untested("these GPUs don't say why they slow down")
+    if any(isinstance(limit, Unknown) or isinstance(usual, Unknown) for _, limit, usual in limits):
+        leave_untested("these GPUs don't tell their power limit, or what it was at first")
 
 
 def _state(gpu: Gpu) -> str:

@@ -33,7 +33,7 @@ def _off(environment: Maybe[Environment], name: str) -> bool:
 
 @check("fabric-manager-not-running", severity=FAIL, owner=Owner.NODE)
 def fabric_manager_not_running(
-    driver: Driver, pci: Pci, gpus: Maybe[Gpus], container: Container, machine: Machine, plan: Plan
+    driver: Driver, pci: Pci, gpus: Maybe[Gpus], container: Maybe[Container], machine: Machine, plan: Plan
 ) -> Iterator[Finding]:
     """The NVSwitch fabric isn't ready: its manager doesn't run, or has another version than the driver.
 
@@ -58,9 +58,9 @@ def fabric_manager_not_running(
     done = any(device.fabric_state == "completed" for device in devices) and not waiting
     requires(pci.nvswitches or waiting or done or initialised == 802, "no NVSwitch on this host")
     manager = driver.fabric_manager
-    here = container.runtime is None
+    here = isinstance(container, Container) and container.runtime is None
     theirs = known_or(driver.fabric_manager_version, None)
-    differs = here and None not in (theirs, driver.version) and theirs != driver.version
+    differs = None not in (theirs, driver.version) and theirs != driver.version
     severity: Severity | None = None
     if initialised == 802:
         summary = "CUDA can't start: the NVSwitch fabric is not set up (802, system not yet initialized)"
@@ -68,12 +68,12 @@ def fabric_manager_not_running(
         states = listed(sorted({_fabric(gpu) for gpu in waiting}))
         summary = f"{called(waiting)} didn't join the NVLink fabric ({states})"
         severity = WARN if initialised == 0 else None
-    elif here and not done and pci.nvswitches and manager != "active":
+    elif not done and pci.nvswitches and manager != "active" and known(container).runtime is None:
         if isinstance(manager, Unknown):
             leave_untested(manager.reason)
         summary = f"{plural(len(pci.nvswitches), 'NVSwitch', 'NVSwitches')} here, but the fabric manager is {_manager(driver)}"
         severity = WARN if initialised == 0 else None
-    elif differs:
+    elif differs and known(container).runtime is None:
         summary = f"The fabric manager is {theirs}, but the driver is {driver.version}: it won't start again"
         severity = WARN
     else:
@@ -83,7 +83,7 @@ def fabric_manager_not_running(
         for nvidia_gpu in nvidia_gpus(known(gpus)):
             if known(nvidia_gpu.fabric_state) == "completed":
                 known(nvidia_gpu.fabric_status)
-        if here and manager is not None:
+        if known(container).runtime is None and manager is not None:
             known(driver.fabric_manager_version)
         return
     yield Finding.of(
@@ -95,7 +95,7 @@ def fabric_manager_not_running(
         (Evidence(f"GPU {gpu.index}: joining the fabric: {_fabric(gpu)}", "NVML") for gpu in waiting[:8]),
         _fabric_fixes(driver, machine, here, installed=not here or manager is not None, differs=differs),
         cause=f"Fabric manager {theirs} refuses to work with driver {driver.version}: the versions must be the same."
-        if differs
+        if here and differs
         else "",
         severity=severity,
     )
@@ -132,7 +132,9 @@ def _fabric_fixes(driver: Driver, machine: Machine, here: bool, installed: bool,
 
 
 @check("nvlink-error", severity=WARN, owner=Owner.NODE)
-def nvlink_error(gpus: Gpus, pci: Pci, kernel_log: Maybe[KernelLog], container: Maybe[Container]) -> Iterator[Finding]:
+def nvlink_error(
+    gpus: Gpus, pci: Maybe[Pci], kernel_log: Maybe[KernelLog], container: Maybe[Container]
+) -> Iterator[Finding]:
     """NVLinks are down, or an NVSwitch reports fatal errors.
 
     ## What breaks
@@ -146,7 +148,8 @@ def nvlink_error(gpus: Gpus, pci: Pci, kernel_log: Maybe[KernelLog], container: 
     """
     devices = nvidia_gpus(gpus)
     counts = [(gpu, active) for gpu in devices if not isinstance(active := gpu.nvlinks_active, Unknown)]
-    switched = bool(pci.nvswitches) or any(device.fabric_state == "completed" for device in devices)
+    switches = () if isinstance(pci, Unknown) else pci.nvswitches
+    switched = bool(switches) or any(device.fabric_state == "completed" for device in devices)
     logged = () if isinstance(kernel_log, Unknown) else reported(kernel_log, SXID_LINE)
     fatal = tuple(line for line in logged if line.age <= DAY_SECONDS)
     fewer = []
@@ -175,7 +178,7 @@ def nvlink_error(gpus: Gpus, pci: Pci, kernel_log: Maybe[KernelLog], container: 
         for gpu in devices:
             known(gpu.nvlinks_active)
         requires(any(count for _, count in counts), "no NVLink between the GPUs")
-        if switched:  # of its own errors a switch only tells the kernel log
+        if switched or known(pci).nvswitches:  # of its own errors a switch only tells the kernel log
             known(kernel_log)
 
 
@@ -340,6 +343,9 @@ def nccl_mempool_unsupported(gpus: Gpus, plan: Plan, torch: Torch) -> Iterator[F
     Let the host's administrator set `pciPassthru0.cfg.enable_uvm=1` for the virtual machine, or use NCCL 2.25.
     """
     virtual = tuple(nvidia_gpu for nvidia_gpu in nvidia_gpus(gpus) if nvidia_gpu.virtualization == "vgpu")
+    if not virtual:
+        for device in gpus.answering:
+            known(device.virtualization)
     requires(virtual, "the GPUs are not virtual ones (vGPU)")
     requires(plan.nproc > 1, "a single rank needs no NCCL")
     version = known(torch.nccl_version) or ()

@@ -13,7 +13,7 @@ from ddpdoctor.engine.registry import check, leave_untested, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.gpus import Gpu, Gpus
 from ddpdoctor.facts.pci import Pci, PciDevice
-from ddpdoctor.knowledge.privileges import by_root
+from ddpdoctor.knowledge.privileges import by_root, runtime_of
 
 RESEAT = "Ask the administrator to reseat the card or to give it a slot with all lanes; this shows its link (LnkSta)"
 
@@ -110,7 +110,7 @@ NONFATAL_FLOOR = 10
 
 
 @check("pcie-aer-errors", severity=WARN, owner=Owner.NODE)
-def pcie_aer_errors(pci: Pci, container: Container) -> Iterator[Finding]:
+def pcie_aer_errors(pci: Pci, container: Maybe[Container]) -> Iterator[Finding]:
     """A GPU's PCIe link had errors that were not corrected.
 
     ## What breaks
@@ -143,7 +143,7 @@ def pcie_aer_errors(pci: Pci, container: Container) -> Iterator[Finding]:
                 for card, fatal, nonfatal in bad
             ),
             by_root(
-                f"See whether the count grows{', on the host' if container.runtime else ''}; if so, have riser, slot and "
+                f"See whether the count grows{', on the host' if runtime_of(container) else ''}; if so, have riser, slot and "
                 "cable looked at; the kernel log tells more",
                 (f"grep TOTAL {counters}", "sudo dmesg | grep -i aer"),
             ),

@@ -10,15 +10,15 @@ import msgspec
 from ddpdoctor.base.findings import INFO, WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known, known_or
-from ddpdoctor.checks.shared_fixes import runtime_of
-from ddpdoctor.engine.registry import Subject, check, requires
+from ddpdoctor.engine.registry import Subject, check, judged_apart, requires
 from ddpdoctor.facts.environment import value_of
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.processes import Process, Processes
 from ddpdoctor.facts.snapshot import Cgroup, Container, Environment, Gpus, Machine
 from ddpdoctor.knowledge.evidence import planned, told
 from ddpdoctor.knowledge.launchers import number
-from ddpdoctor.processes.gpu_holders import NO_OWN_JOB, own_jobs
+from ddpdoctor.knowledge.privileges import runtime_of
+from ddpdoctor.processes.gpu_holders import NO_OWN_JOB, own_jobs, require_known_settings
 from ddpdoctor.processes.job_words import who
 from ddpdoctor.processes.jobs import SOURCES_BY_LIGHTNING, setting
 
@@ -44,20 +44,27 @@ def share_of(machine: Maybe[Machine], cgroup: Maybe[Cgroup], environment: Maybe[
     """
     evidence = []
     own, job = False, math.inf
-    if isinstance(machine, Machine) and isinstance(usable := machine.usable_cores, int):
+    usable = machine if isinstance(machine, Unknown) else machine.usable_cores
+    cpuset = cgroup if isinstance(cgroup, Unknown) else cgroup.cpuset_cores
+    if isinstance(machine, Machine) and isinstance(usable, int):
         evidence = [told(machine, "usable_cores", f"cores that this process may use: {usable}")]
+    elif isinstance(cgroup, Cgroup) and isinstance(cpuset, int):
+        usable = cpuset  # No process in it may use more.
+        evidence = [told(cgroup, "cpuset_cores", f"cores of the container or job: {cpuset}")]
+    if isinstance(usable, int):
         own = _is_bound(usable, machine, environment)
         job = float(usable * plan.nproc if own else usable)
     if isinstance(cgroup, Cgroup):
-        if isinstance(cgroup.cpuset_cores, int) and not own and job < math.inf:
-            job = min(job, cgroup.cpuset_cores)
+        if isinstance(cpuset, int) and not own:
+            job = min(job, cpuset)
         if isinstance(cgroup.cpu_limit, (int, float)) and cgroup.cpu_limit < job:
             job = cgroup.cpu_limit
             evidence.append(told(cgroup, "cpu_limit", f"limit of the container or job: {_cores(cgroup.cpu_limit)}"))
     if job == math.inf:
         known(known(machine).usable_cores)
     total = machine.logical_cores if isinstance(machine, Machine) else None
-    limited = job < total if isinstance(total, int) else isinstance(cgroup, Cgroup) and job == cgroup.cpu_limit
+    bounds = (cgroup.cpu_limit, cpuset) if isinstance(cgroup, Cgroup) else ()
+    limited = job < total if isinstance(total, int) else job in bounds
     evidence.append(planned(plan))
     return CoreShare(job / plan.nproc, job, own, limited, tuple(evidence))
 
@@ -72,12 +79,13 @@ def _cores(count: float) -> str:
     return f"{count:g} {'core' if count == 1 else 'cores'}"
 
 
-def _is_bound(usable: int, machine: Machine, environment: Maybe[Environment]) -> bool:
+def _is_bound(usable: int, machine: Maybe[Machine], environment: Maybe[Environment]) -> bool:
     """Whether a launcher bound this process, as one of its ranks, to cores of its own."""
     if isinstance(environment, Unknown) or not any(name in environment for name in LAUNCHED):
         return False
+    total = machine if isinstance(machine, Unknown) else machine.logical_cores
     on_node = number(environment.get("SLURM_CPUS_ON_NODE"))
-    return usable < (known_or(machine.logical_cores, 0) if on_node is None else on_node)
+    return usable < (known_or(total, 0) if on_node is None else on_node)
 
 
 @check("cgroup-cpu-limit", severity=WARN, owner=Owner.USER)
@@ -145,8 +153,13 @@ def omp_threads(
     ## Fix
     Set it to cores divided by ranks: on 96 cores with 8 ranks `export OMP_NUM_THREADS=12`.
     """
-    if isinstance(processes, Processes):
-        yield from _running(processes)
+    yield from judged_apart((_running(processes), _planned(machine, cgroup, environment, plan, processes)))
+
+
+def _planned(
+    machine: Maybe[Machine], cgroup: Maybe[Cgroup], environment: Environment, plan: Plan, processes: Maybe[Processes]
+) -> Iterator[Finding]:
+    """Findings on the ranks that are to be started."""
     if not plan.nproc:
         requires(own_jobs(known(processes)), NO_OWN_JOB)
         return
@@ -173,9 +186,11 @@ def omp_threads(
         known(processes)
 
 
-def _running(processes: Processes) -> Iterator[Finding]:
+def _running(processes: Maybe[Processes]) -> Iterator[Finding]:
     """Findings on running jobs whose ranks have really started so many threads."""
-    for job in own_jobs(processes):
+    processes = known(processes)
+    jobs = own_jobs(processes)
+    for job in jobs:
         ranks = [rank for rank in job.ranks if not rank.has_ended]
         share = max(1.0, processes.cores / max(1, len(ranks)))
         greedy = [rank for rank in ranks if rank.threads >= _threads_of(rank, processes.cores) > share]
@@ -196,6 +211,7 @@ def _running(processes: Processes) -> Iterator[Finding]:
                 if said[0] == "not set"
                 else "",
             )
+    require_known_settings(jobs)
 
 
 def _threads_of(rank: Process, cores: int) -> int:
@@ -249,3 +265,4 @@ def dataloader_oversubscribed(
         Fix("Use `num_workers=0` in every rank's DataLoader, or ask for more cores"),
         severity=WARN if isinstance(gpus, Gpus) and gpus.devices else INFO,
     )
+    known(gpus)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import GIB, MIB, human, listed, plural
-from ddpdoctor.base.unknown import Maybe, Unknown, known, known_or
-from ddpdoctor.checks.shared_fixes import raised_for_new_logins, runtime_of
+from ddpdoctor.base.unknown import Maybe, Unknown, if_known, known, known_or
+from ddpdoctor.checks.shared_fixes import raised_for_new_logins
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.environment import value_of
 from ddpdoctor.facts.plan import Plan
@@ -16,6 +16,7 @@ from ddpdoctor.knowledge import launchers
 from ddpdoctor.knowledge.evidence import planned, told
 from ddpdoctor.knowledge.job_intent import several_nodes
 from ddpdoctor.knowledge.nvidia import NO_GPU
+from ddpdoctor.knowledge.privileges import runtime_of
 
 RAISE = "Raise it in the shell or script that starts training"
 
@@ -46,7 +47,7 @@ def memlock_limit(
     if soft == -1 or soft >= GIB:
         return
     known(limits.may_lock_memory)
-    several_nodes = _several_nodes(environment, network)
+    several_nodes = if_known(_several_nodes, environment, network, default="")
     where = "" if several_nodes else " in jobs over several nodes"
     yield Finding.of(
         f"A process may lock only {human(soft)} of memory; NCCL over {listed(limits.rdma_devices, 3)} needs it unlimited{where}",
@@ -57,15 +58,13 @@ def memlock_limit(
         # On one node NCCL registers nothing with the card.
         severity=INFO if not several_nodes else FAIL if soft < 64 * MIB else WARN,
     )
+    _several_nodes(environment, network)
 
 
 def _several_nodes(environment: Maybe[Environment], network: Maybe[Network]) -> str:
-    """The sign of a job over several nodes, in words."""
-    if isinstance(environment, Unknown):
-        return ""
-    if isinstance(network, Unknown):
-        return launchers.several_nodes(environment) or ""
-    return several_nodes(environment, network)
+    """The sign of a job over several nodes, in words; it ends the check where nobody knows."""
+    environment = known(environment)
+    return launchers.several_nodes(environment) or several_nodes(environment, known(network))
 
 
 def _lock_more(limits: Limits, container: Maybe[Container]) -> Iterator[Fix]:
@@ -110,6 +109,7 @@ def nofile_limit(
     world = max(plan.nproc, launchers.number(value_of(environment, "WORLD_SIZE")) or 0)
     wanted = max(_nofile_floor(world), NOFILE_WANTED if world >= 4 else 0)
     if soft == -1 or soft >= wanted:
+        known(environment)
         return
     if isinstance(hard, Unknown):
         raise_it = Fix(RAISE, ("ulimit -n $(ulimit -Hn)",))
@@ -130,6 +130,7 @@ def nofile_limit(
         Fix("Or pass tensors between processes by name: `torch.multiprocessing.set_sharing_strategy('file_system')`"),
         severity=WARN if soft < _nofile_floor(world) else INFO,
     )
+    known(environment)
 
 
 THREADS_FLOOR = 32

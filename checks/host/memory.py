@@ -12,7 +12,6 @@ from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.text import GIB, MIB, ago, human, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known, known_or
 from ddpdoctor.checks.log_check import log_check
-from ddpdoctor.checks.shared_fixes import runtime_of
 from ddpdoctor.engine.registry import LogTraits, check, leave_untested
 from ddpdoctor.facts.environment import value_of
 from ddpdoctor.facts.log import Log, LoggedException, SignMatch
@@ -20,6 +19,7 @@ from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Cgroup, Container, Environment, Gpus, KernelLog, Machine
 from ddpdoctor.knowledge.evidence import planned, told
 from ddpdoctor.knowledge.log_topics import LogTopic
+from ddpdoctor.knowledge.privileges import runtime_of
 from ddpdoctor.logs.analyze.sightings import word
 from ddpdoctor.logs.exceptions import with_slashes
 
@@ -80,6 +80,7 @@ def cgroup_memory_limit(
             _raise_limit(container, environment, wanted),
             severity=FAIL if room < floor else WARN,
         )
+        known(cgroup.memory_used)
 
 
 def _raise_limit(container: Maybe[Container], environment: Maybe[Environment], wanted: int) -> Fix:
@@ -162,6 +163,7 @@ def host_oom_killed(kernel_log: Maybe[KernelLog], cgroup: Maybe[Cgroup]) -> Iter
             ),
             severity=INFO if limit is None else WARN,
         )
+        known(cgroup.memory_limit)
     elif isinstance(kernel_log, Unknown):
         counted = "the counter of this session, container or job shows none, but the kernel log: " if kills == 0 else ""
         leave_untested(counted + kernel_log.reason)

@@ -10,12 +10,11 @@ from signal import Signals
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix, Owner
 from ddpdoctor.base.text import GIB, MIB, human, listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known, known_or
-from ddpdoctor.checks.shared_fixes import runtime_of
 from ddpdoctor.engine.registry import check
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Container, Gpus, Machine, Processes, SharedMemory
 from ddpdoctor.knowledge.evidence import planned, told
-from ddpdoctor.knowledge.privileges import by_root
+from ddpdoctor.knowledge.privileges import by_root, runtime_of
 from ddpdoctor.processes.leftovers.leftover import MAX_NAMED, kill_command
 from ddpdoctor.processes.leftovers.segments import left_segments, why_use_is_unknown
 from ddpdoctor.report.reported_leftovers import LeftoverKind
@@ -217,6 +216,7 @@ def shm_stale_segments(shared_memory: SharedMemory, processes: Maybe[Processes])
         _without_them(shared_memory, processes),
         severity=WARN if heavy else INFO,
     )
+    known(size)
 
 
 def _without_them(shared_memory: SharedMemory, processes: Maybe[Processes]) -> Iterator[Fix]:

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import dotted, listed, plural
-from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.base.unknown import Maybe, Unknown, if_known, known
 from ddpdoctor.checks.settings.invalid import evidence_of, plain, quoted
 from ddpdoctor.checks.settings.visible_gpus import what_cuda_shows
-from ddpdoctor.engine.registry import check, required, requires
+from ddpdoctor.engine.registry import check, judged_apart, required, requires
 from ddpdoctor.facts.accelerate import Accelerate, ConfigFile, Value
-from ddpdoctor.facts.network import Network, Resolution
+from ddpdoctor.facts.network import Network
 from ddpdoctor.facts.processes import Processes, ProcessRole
 from ddpdoctor.facts.snapshot import Environment, Gpus, Packages
 from ddpdoctor.facts.visible import selector, visible_gpus
@@ -179,6 +179,7 @@ def accelerate_config_processes(
         )
     if kind(file) not in ON_CUDA_GPUS:
         return
+    known(gpus)
     there = _gpus_for(file, gpus, environment)
     if there and each > len(there):
         enough = machines * len(there)
@@ -190,6 +191,8 @@ def accelerate_config_processes(
             _launch("--num_processes", enough),
             cause="Each process takes a GPU of its own: the last ones find none, and end with an error.",
         )
+    elif there:
+        known(environment)  # Fewer may be visible.
 
 
 def _starts_one(file: ConfigFile, processes: int, gpus: Maybe[Gpus], environment: Maybe[Environment]) -> Finding:
@@ -292,7 +295,7 @@ def accelerate_config_main_process(
     accelerate: Accelerate,
     packages: Packages,
     network: Network,
-    environment: Maybe[Environment],
+    environment: Environment,
     processes: Maybe[Processes],
 ) -> Iterator[Finding]:
     """The main process of accelerate's configuration file can't be met, or isn't where the file says.
@@ -311,7 +314,7 @@ def accelerate_config_main_process(
     file = _file(accelerate, packages)
     machines = file.number("num_machines", 1) or 1
     requires(machines > 1, "accelerate's configuration file is for one machine")
-    rank, port = file.number("machine_rank", 0), file.number("main_process_port", 0)
+    rank = file.number("machine_rank", 0)
     if rank is not None and rank >= machines:
         yield Finding.of(
             f"accelerate's configuration file says machine_rank {rank} of {machines} machines",
@@ -319,8 +322,17 @@ def accelerate_config_main_process(
             _launch("--machine_rank", machines - 1, WHICH_MACHINE),
             cause=f"They count from 0 to {machines - 1}.",
         )
-    yield from _address(file, rank, known(accelerate.main_process), network)
-    if rank == 0 and port and accelerate.port_taken and not _job_runs(processes):
+    looks = (
+        _address(file, rank, accelerate, network),
+        _port(file, rank, accelerate, processes),
+        _against_settings(file, environment),
+    )
+    yield from judged_apart(looks)
+
+
+def _port(file: ConfigFile, rank: int | None, accelerate: Accelerate, processes: Maybe[Processes]) -> Iterator[Finding]:
+    port = file.number("main_process_port", 0)
+    if rank == 0 and port and accelerate.port_taken and not _job_runs(known(processes)):
         yield Finding.of(
             f"Port {port}, accelerate's main_process_port, is taken on this host, which is machine 0",
             _seen(file, "main_process_port"),
@@ -329,19 +341,15 @@ def accelerate_config_main_process(
             _edit(file, "main_process_port", str(port + 1), ", on all machines"),
             cause="accelerate refuses to start where it can't listen there.",
         )
-    if isinstance(environment, Environment):
-        yield from _against_settings(file, environment)
 
 
-def _job_runs(processes: Maybe[Processes]) -> bool:
+def _job_runs(processes: Processes) -> bool:
     """Whether ranks run here, which may have that very port."""
-    return isinstance(processes, Unknown) or any(
-        process.role in (ProcessRole.RANK, ProcessRole.LAUNCHER) for process in processes.listed
-    )
+    return any(process.role in (ProcessRole.RANK, ProcessRole.LAUNCHER) for process in processes.listed)
 
 
-def _address(file: ConfigFile, rank: int | None, main: Resolution | None, network: Network) -> Iterator[Finding]:
-    here = own_address(network)
+def _address(file: ConfigFile, rank: int | None, accelerate: Accelerate, network: Network) -> Iterator[Finding]:
+    here = if_known(own_address, network, default=None)
     if rank == 0 and here:
         fixes = [_edit(file, "main_process_ip", here, ", on all machines"), _launch("--main_process_ip", here)]
     else:
@@ -355,7 +363,8 @@ def _address(file: ConfigFile, rank: int | None, main: Resolution | None, networ
             cause="Without an address the machines don't find each other, unless each launch gives it.",
         )
         return
-    if not isinstance(main, Resolution):
+    main = known(accelerate.main_process)
+    if main is None:
         return
     other_key, name = "machine_rank", plain(main.name)
     if not main.addresses:

@@ -9,11 +9,11 @@ from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix, Owner
 from ddpdoctor.base.unknown import Maybe, known
 from ddpdoctor.checks.launch.launchers import ENV_INIT, NO_LAUNCHER, names, shown, unset, with_torchrun
 from ddpdoctor.checks.settings.invalid import plain
-from ddpdoctor.checks.shared_fixes import runtime_of
 from ddpdoctor.engine.registry import check, required, requires
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Container, Environment
 from ddpdoctor.knowledge.launchers import current_launch, number, several_nodes
+from ddpdoctor.knowledge.privileges import runtime_of
 
 FROM_MPIRUN = (
     "export RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK; "

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import listed, plural
-from ddpdoctor.base.unknown import Maybe, Unknown, known
-from ddpdoctor.engine.registry import check, required, requires
+from ddpdoctor.base.unknown import Maybe, if_known, known
+from ddpdoctor.engine.registry import check, judged_apart, required, requires
 from ddpdoctor.facts.fleet import Cell, Fleet, Node
 from ddpdoctor.facts.network import Network, Resolution
 from ddpdoctor.facts.snapshot import Environment, Meeting, Nccl
@@ -52,7 +52,7 @@ from ddpdoctor.knowledge.privileges import by_root
 
 
 @check("hostname-resolves-loopback", severity=FAIL, owner=Owner.NODE)
-def hostname_resolves_loopback(network: Network, environment: Environment, nccl: Nccl) -> Iterator[Finding]:
+def hostname_resolves_loopback(network: Network, environment: Environment, nccl: Maybe[Nccl]) -> Iterator[Finding]:
     """The hostname resolves to the loopback address.
 
     ## What breaks
@@ -75,7 +75,7 @@ def hostname_resolves_loopback(network: Network, environment: Environment, nccl:
     gloo_is_told = bool(environment.get("GLOO_SOCKET_IFNAME"))
     if gloo_is_told and network.rendezvous is None:
         return
-    certain = nccl.library is None or network.rendezvous is not None
+    certain = network.rendezvous is not None or (isinstance(nccl, Nccl) and nccl.library is None)
     yield Finding.of(
         f"{network.hostname} resolves to {own.addresses[0]}, so the other nodes are told to talk to themselves",
         resolved(own),
@@ -85,6 +85,7 @@ def hostname_resolves_loopback(network: Network, environment: Environment, nccl:
         without_root(network, suffices=network.rendezvous is None),
         severity=FAIL if certain else WARN,
     )
+    known(nccl)
 
 
 @check("hostname-unresolvable", severity=FAIL, owner=Owner.NODE)
@@ -104,8 +105,8 @@ def hostname_unresolvable(network: Network, environment: Environment) -> Iterato
     own = known(network.own_name)
     if not own.error:
         return
-    sign = several_nodes(environment, network)
-    gloo_is_told = bool(environment.get("GLOO_SOCKET_IFNAME"))
+    sign = if_known(several_nodes, environment, network, default="")
+    gloo_is_told = bool(if_known(lambda: environment.get("GLOO_SOCKET_IFNAME"), default=""))
     line = shlex.quote(f"127.0.0.1 {network.hostname}")
     yield Finding.of(
         f"This host's own name, {network.hostname}, doesn't resolve: {own.error}",
@@ -115,6 +116,7 @@ def hostname_unresolvable(network: Network, environment: Environment) -> Iterato
         or (by_root("Name the host in /etc/hosts", (f"echo {line} | sudo tee -a /etc/hosts",)),),
         severity=FAIL if sign and not gloo_is_told else WARN if sign or "no answer" in own.error else INFO,
     )
+    several_nodes(environment, network)
 
 
 C10D = "torchrun --rdzv-backend=c10d --rdzv-endpoint"
@@ -199,11 +201,18 @@ def ipv6_mismatch(
     ## Fix
     Use an IPv4 address for MASTER_ADDR, and `NCCL_SOCKET_FAMILY=AF_INET`.
     """
-    yield from _family_of_nccl(network, environment, nccl)
-    unknown: Unknown | None = None
-    for name, resolution in named_hosts(environment, network).items():
-        if isinstance(resolution, Unknown):
-            unknown = resolution
+    looks = (
+        _family_of_nccl(network, environment, nccl),
+        _families_of_names(network, environment),
+        _families_of_gloo(network, environment, nccl, fleet, meeting),
+    )
+    yield from judged_apart(looks)
+    known(meeting)
+
+
+def _families_of_names(network: Network, environment: Environment) -> Iterator[Finding]:
+    named = named_hosts(environment, network)
+    for name, resolution in named.items():
         if not isinstance(resolution, Resolution) or is_here(resolution, network):
             continue
         if no_family_in_common(resolution, network):
@@ -215,14 +224,8 @@ def ipv6_mismatch(
                 addresses(network),
                 Fix(f"Show the master's IPv{ours} address there, and use it for {name}", ("hostname -I",)),
             )
-    if len(fleet.nodes) > 1:
-        yield from _families_of_fleet(network, fleet, meeting)
-    else:
-        yield from _family_of_gloo(network, environment, nccl)
-        if isinstance(network.master, Unknown):
-            unknown = network.master
-    known(unknown)
-    known(meeting)
+    for resolution in named.values():
+        known(resolution)
 
 
 def _family_of_nccl(network: Network, environment: Environment, nccl: Nccl) -> Iterator[Finding]:
@@ -237,6 +240,15 @@ def _family_of_nccl(network: Network, environment: Environment, nccl: Nccl) -> I
             addresses(network),
             Fix("Let NCCL use what there is", ("unset NCCL_SOCKET_FAMILY",), appliable=True),
         )
+
+
+def _families_of_gloo(
+    network: Network, environment: Environment, nccl: Nccl, fleet: Fleet, meeting: Maybe[Meeting]
+) -> Iterator[Finding]:
+    if len(fleet.nodes) > 1:
+        yield from _families_of_fleet(network, fleet, meeting)
+    else:
+        yield from _family_of_gloo(network, environment, nccl)
 
 
 def _family_of_gloo(network: Network, environment: Environment, nccl: Nccl) -> Iterator[Finding]:
@@ -309,7 +321,8 @@ def _gloo_apart(own: Node, network: Network, fleet: Fleet) -> Iterator[Finding]:
 
 def _other_family(version: int, own: Node, network: Network) -> Iterator[Fix]:
     """gloo takes an interface's IPv4 address before its IPv6 one, and a name's IPv6 address before its IPv4 one."""
-    every = [(interface.name, as_address(text)) for interface in network.interfaces for text in interface.addresses]
+    interfaces = if_known(lambda: network.interfaces, default=())
+    every = [(interface.name, as_address(text)) for interface in interfaces for text in interface.addresses]
     there = [
         (name, str(address))
         for name, address in every

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, INFO, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import listed
-from ddpdoctor.base.unknown import Maybe, Unknown, known
-from ddpdoctor.checks.shared_fixes import runtime_of
+from ddpdoctor.base.unknown import Maybe, Unknown, if_known, known
 from ddpdoctor.engine.registry import LogTraits, check, requires
 from ddpdoctor.facts.network import Interface, Network
 from ddpdoctor.facts.snapshot import Container, Environment, Nccl, Torch
@@ -23,7 +22,7 @@ from ddpdoctor.knowledge.interface_choice import (
 )
 from ddpdoctor.knowledge.job_intent import ONE_NODE, several_nodes, way_to_the_others
 from ddpdoctor.knowledge.network_fixes import addresses, intent, setting
-from ddpdoctor.knowledge.privileges import by_root
+from ddpdoctor.knowledge.privileges import by_root, runtime_of
 
 NO_NCCL = "no libnccl on this host"
 FAMILY = "NCCL_SOCKET_FAMILY leaves NCCL no interface"
@@ -69,9 +68,9 @@ def _leads_out(interface: Interface) -> bool:
 
 def _name_it(network: Network, variable: str, wrong: str) -> tuple[Fix, ...]:
     """Fixes for a setting that names no interface: one that looks alike, or the one that leads to the others."""
-    there = [interface.name for interface in network.interfaces if _leads_out(interface)]
+    there = [interface.name for interface in if_known(lambda: network.interfaces, default=()) if _leads_out(interface)]
     alike = difflib.get_close_matches(wrong, there, n=1)
-    way = next(iter(alike), None) or way_to_the_others(network)
+    way = next(iter(alike), None) or if_known(way_to_the_others, network, default=None)
     equals = "=" if variable == "NCCL_SOCKET_IFNAME" else ""
     by_itself = Fix("Or let the library choose", (f"unset {variable}",), appliable=True)
     if not way:
@@ -206,16 +205,21 @@ def loopback_ifname(network: Network, environment: Environment, nccl: Maybe[Nccl
         if isinstance(nccl.gloo_interface, str | None):
             taken["GLOO_SOCKET_IFNAME"] = nccl.gloo_interface if gloo_value else None
     for variable, name in taken.items():
-        found = named(name, network) if isinstance(name, str) else None
-        if found and found.loopback:
+        if isinstance(name, str) and if_known(_is_loopback, name, network, default=name == "lo"):
             yield Finding.of(
                 f"{variable}={environment.get(variable)} ties this node to the loopback, and the job has several nodes",
                 setting(environment, variable),
                 intent(sign),
                 _name_it(network, variable, ""),
             )
+    known(network)
     if nccl_value or (isinstance(nccl, Unknown) and named(gloo_value, network) is None):
         known(nccl)
+
+
+def _is_loopback(name: str, network: Network) -> bool:
+    interface = named(name, network)
+    return interface is not None and interface.loopback
 
 
 @check("nccl-no-interface", severity=FAIL, owner=Owner.NODE)
@@ -238,21 +242,26 @@ def nccl_no_interface(
     needs_nccl(nccl, torch)
     taken = nccl.answer_interface or known(nccl.predicted_interface)
     family, ifname = environment.get("NCCL_SOCKET_FAMILY"), environment.get("NCCL_SOCKET_IFNAME")
-    by_name = nccl_choices(network.interfaces, ifname=ifname, family=family, version=version_of(nccl.version))
+    interfaces = if_known(lambda: network.interfaces, default=None)
+    by_name = nccl_choices(interfaces or (), ifname=ifname, family=family, version=version_of(nccl.version))
     if taken is None and by_name and "NCCL_COMM_ID" in environment:
         yield _comm_id_elsewhere(network, environment)
         return
     requires(not nccl_ifname_counts(ifname), "NCCL_SOCKET_IFNAME is set")
-    requires(not _family_is_to_blame(nccl, network, environment), FAMILY)
-    sign = several_nodes(environment, network)
-    found = named(taken, network) if taken else None
+    requires(not family or not _family_is_to_blame(nccl, network, environment), FAMILY)
+    sign = if_known(several_nodes, environment, network, default="")
+    on_loopback = bool(taken) and if_known(_is_loopback, taken, network, default=taken == "lo")
     fixes: list[Fix] = []
     if taken is None:
         fixes.append(by_root("For ranks on this host alone the loopback is enough", ("sudo ip link set lo up",)))
-        summary = "no interface here has an address and a carrier, so NCCL can't start"
-    elif found and found.loopback and sign:
+        why = "NCCL finds no interface" if interfaces is None else "no interface here has an address and a carrier"
+        summary = f"{why}, so NCCL can't start"
+    elif on_loopback and sign:
         summary = f"NCCL finds nothing but the loopback ({taken}), and the job has several nodes"
     else:
+        known(network)
+        if on_loopback:
+            several_nodes(environment, network)
         return
     if runtime_of(container):
         text = "Start the container with the host's network: add --network=host --ipc=host to its `docker run`"

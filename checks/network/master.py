@@ -10,7 +10,7 @@ import msgspec
 
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import listed, plural
-from ddpdoctor.base.unknown import Maybe, known
+from ddpdoctor.base.unknown import Maybe, if_known, known
 from ddpdoctor.engine.log_traits import Particulars
 from ddpdoctor.engine.registry import LogTraits, check, required, requires
 from ddpdoctor.facts.log import Log, SignMatch
@@ -85,19 +85,21 @@ def master_addr_unresolvable(network: Network, environment: Environment, meeting
     Use the master's IP address, which `hostname -I` shows there.
     Where torchrun runs on this host alone, the name is this host's own: write `127.0.0.1 NAME` into /etc/hosts.
     """
-    given = {name: known(resolution) for name, resolution in named_hosts(environment, network).items()}
+    given = named_hosts(environment, network)
     requires(any(given.values()), "neither MASTER_ADDR nor PET_RDZV_ENDPOINT is set")
     dialled = tried(meeting)
     for name, resolution in given.items():
-        if dialled and resolution and resolution.name == dialled.master:
-            continue  # It has had an address since.
-        if resolution and not resolution.addresses:
+        if not isinstance(resolution, Resolution) or (dialled and resolution.name == dialled.master):
+            continue  # It has had an address since, where it was dialled.
+        if not resolution.addresses:
             yield Finding.of(
                 f"{name} names {resolution.name}, which this host can't resolve: {resolution.error}",
                 resolved(resolution),
                 Fix("Look what this host knows of the name", (f"getent ahosts {shlex.quote(resolution.name)}",)),
                 Fix(f"Show the master's addresses there, and put one of them into {name}", ("hostname -I",)),
             )
+    for resolution in given.values():
+        known(resolution)
 
 
 @check("master-addr-unreachable", severity=FAIL, owner=Owner.UNKNOWN, log=LogTraits(particulars=_nobody_listens))
@@ -127,12 +129,13 @@ def master_addr_unreachable(
     # An address of this very host, ::1 at the least, is no matter of families.
     of_a_family_here = is_here(master, network) or not no_family_in_common(master, network)
     requires(of_a_family_here, "MASTER_ADDR is of another family, IPv4 or IPv6, than this host")
-    sign = several_nodes(environment, network)
-    variable = first_set(environment, MASTER_ADDRESS)
-    if sign and means_each_node_itself(master, network):
+    variable = if_known(first_set, environment, MASTER_ADDRESS, default=MASTER_ADDRESS[0])
+    by_itself = means_each_node_itself(master, network)
+    sign = if_known(several_nodes, environment, network, default="")
+    if by_itself and sign:
         yield _on_every_node_another(variable, master, network, sign, meeting)
     elif dialled and not was_greeted(dialled):
-        beside = dialled.port != (master_port(environment) or dialled.port)
+        beside = dialled.port != (if_known(master_port, environment, default=None) or dialled.port)
         yield from _by_experiment(dialled, variable, master, network, firewall, BESIDE_THE_STORE if beside else "")
     elif network.master_route_error:
         yield _no_route(variable, master, network, environment)
@@ -140,6 +143,8 @@ def master_addr_unreachable(
         yield from _shut_here(meeting, network, known(firewall))
     else:
         known(meeting)
+        if by_itself:
+            several_nodes(environment, network)
 
 
 def _no_route(variable: str, master: Resolution, network: Network, environment: Environment) -> Finding:

@@ -9,7 +9,7 @@ from typing import Final
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Owner, Severity
 from ddpdoctor.base.text import listed, plural
-from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.base.unknown import Maybe, Unknown, if_known, known, known_or
 from ddpdoctor.engine.log_traits import Particulars
 from ddpdoctor.engine.registry import LogTraits, check, leave_untested, requires
 from ddpdoctor.facts.log import Log, SignMatch
@@ -21,7 +21,7 @@ from ddpdoctor.knowledge.firewall_fixes import job_subnet, of_family, opening, w
 from ddpdoctor.knowledge.frameworks import ACCELERATE
 from ddpdoctor.knowledge.job_intent import hosts_the_store, several_nodes, way_to_the_others
 from ddpdoctor.knowledge.launcher_options import launcher_of_log, launcher_of_settings, with_port
-from ddpdoctor.knowledge.launchers import number
+from ddpdoctor.knowledge.launchers import current_launch, number
 from ddpdoctor.knowledge.network_fixes import intent
 from ddpdoctor.knowledge.privileges import by_root
 from ddpdoctor.knowledge.python_commands import in_target_python
@@ -33,6 +33,7 @@ from ddpdoctor.processes.leftovers.processes import left_by_processes
 
 NOT_LOOKED_AT = Unknown("not looked at")
 THE_ENDPOINT = "the rendezvous endpoint"
+THE_JOBS_PORT = "the job's own"
 
 PORTS_A_RANK = 64
 """Listeners and connections of one rank: gloo, and per NCCL communicator bootstrap, proxy, P2P, RAS and its channels."""
@@ -81,13 +82,13 @@ def port_in_use(
     End what holds the port, or take another one, the same on all nodes: `torchrun --master-port` (on one node `--standalone`),
     `accelerate launch --main_process_port`, `deepspeed --master_port`, MASTER_PORT for what python, srun or mpirun starts.
     """
-    taken = known(network.taken_ports)
     requires(hosts_the_store(network), "another host is to host the job's store")
     meets = meeting if isinstance(meeting, Meeting) and meeting.master else None
     not_listened = meets if meets and meets.listen_error else None
-    on_one_node = not several_nodes(environment, network)
+    taken = known_or(network.taken_ports, ())
+    on_one_node = not if_known(several_nodes, environment, network, default="not known")
     of_log = "" if isinstance(log, Unknown) else launcher_of_log(log)
-    launcher = of_log or launcher_of_settings(environment)
+    launcher = of_log or if_known(launcher_of_settings, environment, default="")
     for port, severity, name in _ports_that_matter(network, environment):
         # Only who tried it knows of a port that can't be listened on although it is free.
         if not_listened and not_listened.port == port and port not in (*taken, *network.forbidden_ports):
@@ -97,7 +98,9 @@ def port_in_use(
             yield _forbidden(port, name, other)
         if port not in taken:
             continue
-        holders = [listener for listener in known(network.listeners) if listener.port == port]
+        if if_known(lambda: current_launch(environment), default=True):
+            known(network.listeners)  # The launch that this is a part of may have the port.
+        holders = [listener for listener in known_or(network.listeners, ()) if listener.port == port]
         if any(listener.same_job for listener in holders):
             if not_listened and not_listened.port == port:
                 yield _not_listened(not_listened, f"ports {port + 1} to {port + 4}", name, target_python, launcher)
@@ -123,7 +126,7 @@ def port_in_use(
             cause=cause,
             severity=severity,
         )
-    known(meeting)
+    known(network.taken_ports), known(environment), known(meeting)
 
 
 def _left_over(holder: Listener, processes: Maybe[Processes], gpus: Maybe[Gpus]) -> Leftover | None:
@@ -156,14 +159,16 @@ def _forbidden(port: int, name: str, other_port: Fix) -> Finding:
 
 def _ports_that_matter(network: Network, environment: Environment) -> list[tuple[int, Severity, str]]:
     """The defaults only count where nothing names another port."""
-    master = launchers.master_port(environment)
+    master = if_known(launchers.master_port, environment, default=None)
     named = [port for port in network.wanted_ports if port not in (29400, 29500) or port == master]
-    endpoint = launchers.store_endpoint(environment)
+    endpoint = if_known(launchers.store_endpoint, environment, default="")
     if named or endpoint:
         _, in_endpoint = launchers.split_endpoint(endpoint)
-        setting = launchers.first_set(environment, launchers.MASTER_PORT)
+        setting = if_known(launchers.first_set, environment, launchers.MASTER_PORT, default="")
         ports = dict.fromkeys([*named, *([29400] if endpoint and in_endpoint in (None, 29400) else [])])
-        return [(port, FAIL, setting if port == master else THE_ENDPOINT) for port in ports]
+        return [
+            (port, FAIL, (setting if port == master else THE_ENDPOINT) if setting else THE_JOBS_PORT) for port in ports
+        ]
     return [(29500, WARN, "torch's default"), (29400, INFO, "the default of torchrun's c10d rendezvous")]
 
 
@@ -271,9 +276,7 @@ def _wider(low: int, high: int, needed: int, network: Network) -> Fix:
 
 
 @check("local-firewall", severity=FAIL, owner=Owner.NODE)
-def local_firewall(
-    network: Network, firewall: Firewall, environment: Maybe[Environment], fleet: Fleet
-) -> Iterator[Finding]:
+def local_firewall(network: Network, firewall: Firewall, environment: Environment, fleet: Fleet) -> Iterator[Finding]:
     """This host's packet filter drops what the other nodes send.
 
     ## What breaks
@@ -293,14 +296,15 @@ def local_firewall(
     drops = known(firewall.drops_new)
     if drops is None:
         leave_untested("the packet filter's rules are too involved to tell")
-    sign = "" if isinstance(environment, Unknown) else several_nodes(environment, network)
+    sign = if_known(several_nodes, environment, network, default="")
     subnet, way = job_subnet(network), way_to_the_others(network)
     if not drops or any(_covers(source, subnet, way) for source in firewall.open_sources):
         return
     subnets = (subnet,) if subnet else ()
     ports, sources = listed(firewall.open_ports) or "none", listed(firewall.open_sources) or "nowhere"
+    tool = known_or(firewall.tool, None)
     yield Finding.of(
-        f"The packet filter ({known(firewall.tool)}) drops new TCP from other hosts; NCCL and gloo listen on random high ports",
+        f"The packet filter{f' ({tool})' if tool else ''} drops new TCP from other hosts; NCCL and gloo listen on random high ports",
         firewall.seen("input_policy"),
         Evidence(listed(firewall.blocked[:3]), "rules that drop or reject TCP") if firewall.blocked else None,
         Evidence(f"let in: ports {ports}; from {sources}", "rules that accept TCP"),
@@ -309,6 +313,7 @@ def local_firewall(
         cause="" if sign else "It doesn't touch a job on this host alone, only one over several nodes.",
         severity=FAIL if sign else INFO,
     )
+    several_nodes(environment, network)
 
 
 def _covers(source: str, subnet: str, way: str | None) -> bool:

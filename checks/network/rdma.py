@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Owner, Severity
 from ddpdoctor.base.text import listed, plural
-from ddpdoctor.base.unknown import Maybe, known
-from ddpdoctor.engine.registry import check, required, requires
+from ddpdoctor.base.unknown import Maybe, if_known, known
+from ddpdoctor.engine.registry import check, judged_apart, required, requires
 from ddpdoctor.facts.rdma import Gid, Rdma, RdmaPort
 from ddpdoctor.facts.snapshot import Environment, Nccl, Network
 from ddpdoctor.knowledge.evidence import told
@@ -80,8 +80,8 @@ def ib_link_error(rdma: Rdma, environment: Environment, network: Network) -> Ite
     ports, hca = _in_use(rdma, environment), environment.get("NCCL_IB_HCA")
     wanted = [port for port in ports if wanted_by(port, hca)]
     requires(wanted, "NCCL_IB_HCA leaves all these devices out")
-    yield from _ports_down(rdma, wanted, hca, environment, network)
-    yield from _ports_with_errors(rdma, wanted)
+    looks = (_ports_down(rdma, wanted, hca, environment, network), _ports_with_errors(rdma, wanted))
+    yield from judged_apart(looks)
 
 
 def _ports_down(
@@ -108,6 +108,7 @@ def _ports_down(
         cause=_why_down(first, ports, severity),
         severity=severity,
     )
+    known(network)
 
 
 def _weight(
@@ -121,8 +122,9 @@ def _weight(
         return FAIL
     if alone and port.link_layer != ROCE:
         # Its peers take InfiniBand, this node TCP, and NCCL doesn't mix them.
-        return FAIL if several_nodes(environment, network) else WARN
-    has_address = any(interface.addresses for interface in network.interfaces if interface.name in port.interfaces)
+        return FAIL if if_known(several_nodes, environment, network, default="") else WARN
+    interfaces = if_known(lambda: network.interfaces, default=())
+    has_address = any(interface.addresses for interface in interfaces if interface.name in port.interfaces)
     was_up = dict(port.counters).get("link_downed", 0) > 0
     stuck = port.state in ("INIT", "ARMED")
     same_kind_works = any(active_port.link_layer == port.link_layer for active_port in active(ports))

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix, Owner, Severity
 from ddpdoctor.base.text import listed
-from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.base.unknown import Maybe, Unknown, if_known, known
 from ddpdoctor.checks.network.interfaces import INTERNAL, has_nccl, named, needs_nccl
-from ddpdoctor.engine.registry import check, required, requires
+from ddpdoctor.engine.registry import check, judged_apart, required, requires
 from ddpdoctor.facts.network import Interface, Network, Resolution
 from ddpdoctor.facts.snapshot import Environment, Fleet, Meeting, Nccl, Torch
 from ddpdoctor.knowledge.interface_choice import FELL_BACK, as_address, interface_with, nccl_ifname_counts
@@ -42,12 +42,13 @@ def nccl_wrong_interface(
     ## Fix
     `export NCCL_SOCKET_IFNAME==NAME`: the second `=` makes it the exact name rather than a prefix.
     """
-    if found_out := tried(fleet, meeting.node_rank, "nccl"):
+    if found_out := if_known(_found_out, fleet, meeting, "nccl", default=None):
         presence = _presence(nccl, torch, fleet, meeting)
         if found_out.is_wrong and not is_loopback(found_out.address):
-            taken = nccl.interface or "an interface"
-            seen = nccl.seen("answer_interface" if nccl.answer_interface else "predicted_interface", taken)
-            way = interface_with(found_out.route, network.interfaces)
+            taken = if_known(lambda: nccl.interface, default=None) or "an interface"
+            asked = if_known(lambda: nccl.answer_interface, default=None)
+            seen = nccl.seen("answer_interface" if asked else "predicted_interface", taken)
+            way = if_known(lambda: interface_with(found_out.route, network.interfaces), default=None)
             yield Finding.of(
                 f"NCCL {presence.takes} {taken}: {_not_reached(found_out, way)}",
                 found_out.seen,
@@ -60,6 +61,18 @@ def nccl_wrong_interface(
         if others := unreached(fleet, meeting.node_rank, "nccl"):
             yield _no_way_to("NCCL", others, fleet, network, presence.severity)
         return
+    yield from judged_apart((_nccl_by_its_rules(nccl, network, environment, torch), _need(fleet, meeting)))
+
+
+def _need(fleet: Fleet, meeting: Meeting) -> Iterator[Finding]:
+    """What the nodes tried, if they did, goes before any rule."""
+    known(fleet), known(meeting)
+    yield from ()
+
+
+def _nccl_by_its_rules(
+    nccl: Nccl, network: Network, environment: Environment, torch: Maybe[Torch]
+) -> Iterator[Finding]:
     needs_nccl(nccl, torch)
     taken = required(nccl.answer_interface or known(nccl.predicted_interface), "NCCL finds no interface")
     way = required(_way_known(network), NO_WAY)
@@ -67,11 +80,14 @@ def nccl_wrong_interface(
     if taken == way or found.loopback:
         known(network.interface_to_master)
         return
-    sign = several_nodes(environment, network)
-    told = nccl_ifname_counts(environment.get("NCCL_SOCKET_IFNAME"))
     internal = _internal(found, nccl.answer_address or nccl.predicted_address)
-    if not internal and (told or taken.startswith("ib") or not _leads_to_master(way, network) or not sign):
+    harmless = not internal and (taken.startswith("ib") or not _leads_to_master(way, network))
+    if harmless or (not internal and nccl_ifname_counts(environment.get("NCCL_SOCKET_IFNAME"))):
         known(network.interface_to_master)
+        return
+    sign = if_known(several_nodes, environment, network, default="")
+    if not internal and not sign:
+        several_nodes(environment, network)
         return
     address = nccl.answer_address or nccl.predicted_address
     towards = "MASTER_ADDR is reached by" if _leads_to_master(way, network) else "the default route goes over"
@@ -85,6 +101,7 @@ def nccl_wrong_interface(
         cause="" if sign else "It doesn't harm a job on this host alone, only one over several nodes.",
         severity=INFO if not sign else FAIL if internal else WARN,
     )
+    several_nodes(environment, network)
 
 
 def _way_known(network: Network) -> str | None:
@@ -97,6 +114,10 @@ def _way_known(network: Network) -> str | None:
     return known(network.interface_to_master) or known(network.default_interface)
 
 
+def _found_out(fleet: Fleet, meeting: Meeting, library: str) -> Tried | None:
+    return tried(fleet, meeting.node_rank, library)
+
+
 class _Presence(NamedTuple):
     """Whether NCCL runs on this node: how bad a wrong address of it is, and what there is to say of it."""
 
@@ -106,7 +127,7 @@ class _Presence(NamedTuple):
 
 
 def _presence(nccl: Nccl, torch: Maybe[Torch], fleet: Fleet, meeting: Meeting) -> _Presence:
-    if has_nccl(nccl, torch):
+    if if_known(has_nccl, nccl, torch, default=True):
         return _Presence(FAIL, "takes")
     own = own_node(fleet, meeting)
     if own is not None and isinstance(own.nccl, Unknown):
@@ -160,26 +181,30 @@ def gloo_wrong_interface(
     ## Fix
     `export GLOO_SOCKET_IFNAME=NAME` with the interface that leads to the other nodes.
     """
-    found_out = tried(fleet, meeting.node_rank, "gloo")
-    if others := unreached(fleet, meeting.node_rank, "gloo"):
+    found_out = if_known(_found_out, fleet, meeting, "gloo", default=None)
+    if others := if_known(lambda: unreached(fleet, meeting.node_rank, "gloo"), default=None):
         yield _no_way_to("gloo", others, fleet, network, FAIL)
     # The loopback has checks of its own, but for a hostname that resolves to addresses of others.
     if found_out and not is_loopback(found_out.address):
         if found_out.is_wrong:
             took = nccl.gloo_interface if isinstance(nccl.gloo_interface, str) else "an interface"
-            to_master = interface_with(found_out.route, network.interfaces)
+            to_master = if_known(lambda: interface_with(found_out.route, network.interfaces), default=None)
             own_name = () if isinstance(network.own_name, Unknown) else (resolved(network.own_name),)
             settings = interface_settings(to_master)[:1] if to_master else ()
             named_here = (Fix(f"Name {to_master}; on other nodes, theirs", settings),) if settings else ()
             yield Finding.of(
                 f"gloo takes {took}: {_not_reached(found_out, to_master)}",
                 found_out.seen,
-                nccl.seen("gloo_interface", f"{took}, {nccl.gloo_reason}"),
+                nccl.seen("gloo_interface", f"{took}, {if_known(lambda: nccl.gloo_reason, default='not known why')}"),
                 own_name,
                 named_here,
                 hosts_fix(network),
             )
         return
+    yield from judged_apart((_gloo_by_its_rules(network, environment, nccl), _need(fleet, meeting)))
+
+
+def _gloo_by_its_rules(network: Network, environment: Environment, nccl: Nccl) -> Iterator[Finding]:
     sign = several_nodes(environment, network)
     requires(sign, ONE_NODE)
     taken = required(known(nccl.gloo_interface), "gloo finds no address")
@@ -211,7 +236,7 @@ def _no_way_to(library: str, others: Unreached, fleet: Fleet, network: Network, 
     text = (
         f"On all nodes, name the interface over which they meet the master{'' if name else ': here, and theirs there'}"
     )
-    way = name or way_to_the_others(network)
+    way = name or if_known(way_to_the_others, network, default=None)
     fixes = (Fix(text, (f"export {variable}{equals}{shlex.quote(way)}",)),) if way else ()
     look = Fix("Or see why this node has no way there", (f"ip route get {shlex.quote(others.addresses[0])}",))
     return Finding.of(

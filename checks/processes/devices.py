@@ -19,6 +19,7 @@ from ddpdoctor.processes.gpu_holders import (
     of_process,
     own_jobs_of_several,
     require_known_holders,
+    require_known_settings,
     shared_gpus,
 )
 from ddpdoctor.processes.gpu_holders_words import evidence_of
@@ -55,6 +56,7 @@ def missing_set_device(gpus: Gpus, processes: Processes) -> Iterator[Finding]:
             if shared_gpu.unset:
                 yield _all_on_one(job, shared_gpu, held, gpus)
     require_known_holders(gpus.devices)
+    require_known_settings(jobs)
 
 
 def _all_on_one(job: TrainingJob, shared: SharedGpu, held: Sequence[HeldGpu], gpus: Gpus) -> Finding:

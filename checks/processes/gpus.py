@@ -176,6 +176,8 @@ def gpu_memory_held_by_others(
     free = [gpu for gpu in ours if gpu not in full and _used(gpu) < MUCH_OF_MEMORY]
     if full:
         yield _held([held_gpu for held_gpu in held if held_gpu.gpu in full], full, free, processes, plan)
+    for held_gpu in held:
+        known(held_gpu.gpu.memory_total)
     known(environment)
     require_known_holders(ours)
 
@@ -226,7 +228,11 @@ def _used(gpu: Gpu) -> float:
 
 @check("gpu-memory-unowned", severity=WARN, owner=Owner.NODE, stands_for=(LeftoverKind.MEMORY,))
 def gpu_memory_unowned(
-    gpus: Gpus, processes: Processes, environment: Maybe[Environment], container: Maybe[Container], machine: Machine
+    gpus: Gpus,
+    processes: Maybe[Processes],
+    environment: Maybe[Environment],
+    container: Maybe[Container],
+    machine: Machine,
 ) -> Iterator[Finding]:
     """A GPU's memory is in use, and no process is listed that holds it.
 
@@ -249,16 +255,16 @@ def gpu_memory_unowned(
     bad = [(gpu, size) for gpu in ours if isinstance(size := rest[gpu.index], int) and size]
     if bad:
         yield _unowned(bad, processes, container)
-    if gone := [held_gpu for held_gpu in held_by_nobody(gpus, processes) if held_gpu.gpu in ours]:
+    if gone := [held_gpu for held_gpu in held_by_nobody(gpus, known(processes)) if held_gpu.gpu in ours]:
         yield _gone(gone)
     for size in rest.values():
         known(size)
     known(environment)
 
 
-def _unowned(bad: Sequence[tuple[Gpu, int]], processes: Processes, container: Maybe[Container]) -> Finding:
+def _unowned(bad: Sequence[tuple[Gpu, int]], processes: Maybe[Processes], container: Maybe[Container]) -> Finding:
     worst, size = max(bad, key=lambda lost_on: _share(lost_on[1], lost_on[0]))
-    hidden = bool(processes.unseen)
+    hidden = processes.reason if isinstance(processes, Unknown) else processes.unseen
     numbers = [gpu.index for gpu, _ in bad]
     nodes = shlex.join(f"/dev/nvidia{number}" for number in numbers[:8])
     who = by_root("See who has the device open", (f"sudo fuser -v {nodes}",))
@@ -274,7 +280,7 @@ def _unowned(bad: Sequence[tuple[Gpu, int]], processes: Processes, container: Ma
         (Evidence(f"GPU {gpu.index}: {_account(gpu, lost)}", "NVML") for gpu, lost in bad[:8]),
         on_the_host(who, container),
         on_the_host(reset, container),
-        cause=f"It may well be a process that is hidden from here: {processes.unseen}."
+        cause=f"It may well be a process that is hidden from here: {hidden}."
         if hidden
         else "All processes of this host can be seen from here: mostly it is what a killed process has left in the driver.",
         severity=INFO if share < MUCH_OF_MEMORY else FAIL if share >= NEARLY_ALL_OF_MEMORY else WARN,

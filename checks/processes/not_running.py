@@ -11,7 +11,7 @@ from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Process, Processes
-from ddpdoctor.processes.gpu_holders import NO_OWN_JOB, left_on_gpus, own_jobs
+from ddpdoctor.processes.gpu_holders import NO_OWN_JOB, left_on_gpus, own_jobs, require_known_settings
 from ddpdoctor.processes.job_words import NOT_RUNNING, Oddity, Remark
 from ddpdoctor.processes.jobs import TrainingJob, asked_for, jobs_of
 from ddpdoctor.processes.leftovers.processes import left_by_processes
@@ -49,9 +49,9 @@ def rank_not_running(processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Findin
         remarks = [remark for remark in remarks_on(job, processes, NO_GPUS) if remark.oddity in NOT_RUNNING]
         if remarks:
             yield _found(job, remarks)
-
     for pid in dict.fromkeys(process.parent for process in ended):
         yield _ended([process for process in ended if process.parent == pid], processes.get(pid))
+    require_known_settings(jobs)
 
 
 def _uncollected(processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Process]:

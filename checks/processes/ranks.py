@@ -12,7 +12,7 @@ from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.engine.registry import check, leave_untested, requires
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Process, Processes
-from ddpdoctor.processes.gpu_holders import left_on_gpus, own_jobs_of_several, works
+from ddpdoctor.processes.gpu_holders import left_on_gpus, own_jobs, own_jobs_of_several, require_known_settings, works
 from ddpdoctor.processes.gpu_holders_words import end_leftovers, may_be_started_by_hand, why_left
 from ddpdoctor.processes.job_settings import Difference, comparable, differences
 from ddpdoctor.processes.job_words import Oddity, age, who
@@ -60,6 +60,7 @@ def orphaned_rank(processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Finding]:
             yield _by_hand(job, ranks)
     if not orphans and not told and processes.closed and processes.count == processes.closed:
         leave_untested("this user may not look into any process")
+    require_known_settings(own_jobs(processes))
 
 
 def _orphans(group: Sequence[Leftover], processes: Processes) -> Finding:

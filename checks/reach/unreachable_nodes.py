@@ -8,11 +8,12 @@ from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe
 from ddpdoctor.checks.reach.firewalls import NOT_DIALLED
-from ddpdoctor.checks.shared_fixes import raised_for_new_logins, runtime_of
+from ddpdoctor.checks.shared_fixes import raised_for_new_logins
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.fleet import Fleet, Node
 from ddpdoctor.facts.snapshot import Container, Meeting
 from ddpdoctor.knowledge.node_words import NO_FLEET, called, names
+from ddpdoctor.knowledge.privileges import runtime_of
 from ddpdoctor.network_check.analysis.fault_location import locate_faults
 from ddpdoctor.network_check.analysis.tried_addresses import DIALLED
 

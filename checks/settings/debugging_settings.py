@@ -83,7 +83,10 @@ def there(hardware: str, gpus: Maybe[Gpus], pci: Maybe[Pci]) -> bool | None:
     if hardware == "nvlink":
         if isinstance(gpus, Unknown):
             return None
-        return any(isinstance(device.nvlinks_active, int) and device.nvlinks_active > 0 for device in gpus.devices)
+        links = {device.nvlinks_active for device in gpus.devices}
+        if any(isinstance(active, int) and active > 0 for active in links):
+            return True
+        return None if any(isinstance(active, Unknown) for active in links) else False
     if hardware == "infiniband":
         if isinstance(pci, Unknown):
             return None

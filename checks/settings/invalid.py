@@ -333,8 +333,7 @@ def nccl_conf_unreadable(environment: Environment) -> Iterator[Finding]:
     ## Fix
     Correct the path or the permissions. The file holds lines `NAME=VALUE`, and comments that begin with "#".
     """
-    files = known(environment.configuration_files)
-    requires(files or environment.unreadable_files, "no configuration file of NCCL's")
+    requires(environment.unreadable_files or known(environment.configuration_files), "no configuration file of NCCL's")
     without = Fix("Or do without the file", ("unset NCCL_CONF_FILE",), appliable=True)
     for file in environment.unreadable_files:
         look = f"ls -l {shlex.quote(file.path)}"

@@ -46,7 +46,8 @@ def setting_dangerous(environment: Environment, gpus: Maybe[Gpus], pci: Maybe[Pc
         )
     yield from one_log_for_all(environment)
     if undecided:
-        known(gpus)
+        for gpu in known(gpus).devices:
+            known(gpu.nvlinks_active)
         known(pci)
 
 

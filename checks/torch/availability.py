@@ -10,7 +10,6 @@ from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.checks.log_check import log_check
-from ddpdoctor.checks.shared_fixes import runtime_of
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.log import SignMatch
 from ddpdoctor.facts.plan import Plan
@@ -30,6 +29,7 @@ from ddpdoctor.facts.snapshot import (
 from ddpdoctor.knowledge.evidence import told, torch_cuda, torch_version
 from ddpdoctor.knowledge.installing import amd_accelerator, install_torch, nvidia_hardware, rocm_fix
 from ddpdoctor.knowledge.launchers import number
+from ddpdoctor.knowledge.privileges import runtime_of
 from ddpdoctor.knowledge.python_commands import in_target_python, pip_install
 from ddpdoctor.knowledge.shadowed_modules import another_name, why_in_the_way
 from ddpdoctor.knowledge.wheels import index_options

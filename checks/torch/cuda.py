@@ -8,9 +8,8 @@ from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import dotted, listed, plural
-from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.base.unknown import Maybe, Unknown, if_known, known
 from ddpdoctor.checks.driver.userspace import SHUT
-from ddpdoctor.checks.shared_fixes import runtime_of
 from ddpdoctor.engine.registry import check, leave_untested, requires
 from ddpdoctor.facts.gpus import Gpu, Gpus
 from ddpdoctor.facts.snapshot import (
@@ -38,17 +37,19 @@ from ddpdoctor.knowledge.nvidia import (
     own_gpus,
     shut_nodes,
 )
-from ddpdoctor.knowledge.privileges import by_root
+from ddpdoctor.knowledge.privileges import by_root, runtime_of
 from ddpdoctor.knowledge.python_commands import in_target_python, pip_install
 from ddpdoctor.knowledge.stuck_driver import IN_TORCH, torch_cut_short
 from ddpdoctor.knowledge.wheels import CUDA_TAGS, DRIVER_FLOOR, best_tag, index_url, numbers, release, runs_on
+
+NOT_TOLD = "the driver doesn't tell which CUDA it serves"
 
 
 @check("driver-too-old", severity=FAIL, owner=Owner.USER)
 def driver_too_old(
     torch: Torch,
     driver: Driver,
-    machine: Machine,
+    machine: Maybe[Machine],
     target_python: TargetPython,
     gpus: Maybe[Gpus],
     container: Maybe[Container],
@@ -72,7 +73,8 @@ def driver_too_old(
     requires(driver.version is not None or driver.libcuda_path is not None, NO_DRIVER)
     served = driver_cuda(driver, machine)
     if served is None:
-        leave_untested("the driver doesn't tell which CUDA it serves")
+        known(machine)
+        leave_untested(NOT_TOLD)
     if served[0] >= numbers(cuda)[0]:
         return
     exact = isinstance(driver.cuda_version, tuple)
@@ -80,7 +82,7 @@ def driver_too_old(
     says = f"serves CUDA {newest} at most" if served[0] else "is older than any that torch still supports"
     where = " on the host, outside of the container" if runtime_of(container) else ""
     where += f" ({DRIVER_FLOOR.get(numbers(cuda)[0], 'a newer one')} or later)"
-    where = " in Windows, not inside WSL" if machine.wsl else where
+    where = " in Windows, not inside WSL" if isinstance(machine, Machine) and machine.wsl else where
     update = f"Or ask the administrator for a driver for CUDA {numbers(cuda)[0]}{where}, and send what this prints"
     yield Finding.of(
         f"torch is built for CUDA {cuda}, and driver {driver.version or ''} {says}".replace("  ", " "),
@@ -164,8 +166,8 @@ def cuda_compat_unsupported(driver: Driver, gpus: Maybe[Gpus], libraries: Maybe[
 def gpu_arch_unsupported(
     torch: Torch,
     gpus: Gpus,
-    driver: Driver,
-    machine: Machine,
+    driver: Maybe[Driver],
+    machine: Maybe[Machine],
     target_python: TargetPython,
     environment: Maybe[Environment],
     packages: Maybe[Packages],
@@ -196,14 +198,17 @@ def gpu_arch_unsupported(
     jit = served is None or served >= numbers(cuda)[:2]
 
     def runs(gpu: Gpu, jit: bool) -> bool:
-        return runs_on(compute_capability(gpu), arch_list, tegra=machine.jetson, jit=jit)
+        capability = compute_capability(gpu)
+        on_desktop, on_tegra = (runs_on(capability, arch_list, tegra=tegra, jit=jit) for tegra in (False, True))
+        return on_desktop if on_desktop == on_tegra or not known(machine).jetson else on_tegra
 
-    unsupported = list(dict.fromkeys(gpu for gpu in usable if not runs(gpu, jit)))
+    unsupported = list(dict.fromkeys(gpu for gpu in usable if not if_known(runs, gpu, jit, default=True)))
     if not unsupported:
-        if served is None and not all(runs(gpu, jit=False) for gpu in usable):
-            leave_untested("the driver doesn't tell which CUDA it serves")
+        if not all(runs(gpu, jit and served is not None) for gpu in usable):
+            known(driver), known(machine)
+            leave_untested(NOT_TOLD)
         return
-    supported = [gpu for gpu in usable if gpu not in unsupported]
+    supported = [gpu for gpu in usable if gpu not in unsupported and if_known(runs, gpu, jit, default=False)]
     first, capability = unsupported[0], dotted(compute_capability(unsupported[0]))
     if supported:
         needs_certain_order(gpus, environment)
@@ -212,10 +217,12 @@ def gpu_arch_unsupported(
         told(torch, "arch_list", f"torch has code for {listed(arch_list, most=9)}"),
         told(gpus, "devices", f"{first.name} has compute capability {capability}"),
         jetson_fix(target_python, driver, packages)
-        if machine.jetson
-        else _for_these_gpus(target_python, served, usable, supported, packages),
+        if isinstance(machine, Machine) and machine.jetson
+        else _for_these_gpus(target_python, served, [*unsupported, *supported], supported, packages),
         severity=WARN if supported else FAIL,
     )
+    for gpu in usable:
+        runs(gpu, jit)
 
 
 def _for_these_gpus(
@@ -264,8 +271,8 @@ def cuda_unavailable(
     """
     cuda = needs_cuda_build(torch)
     if torch.cuda_error.startswith(IN_TORCH):
-        driver, machine = known(driver), known(machine)
-        own = driver.cuda_end and (driver_loaded(driver) or machine.wsl)
+        driver = known(driver)
+        own = driver.cuda_end and (driver_loaded(driver) or known(machine).wsl)
         requires(not own, "CUDA itself can't start: see cuda-unknown-error")
         yield torch_cut_short(torch, driver, target_python)
         return

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from shlex import quote
 
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import listed
-from ddpdoctor.base.unknown import Maybe, known
+from ddpdoctor.base.unknown import Maybe, if_known, known
 from ddpdoctor.engine.log_traits import Particulars
-from ddpdoctor.engine.registry import LogTraits, check, leave_untested, required, requires
+from ddpdoctor.engine.registry import LogTraits, check, judged_apart, leave_untested, required, requires
 from ddpdoctor.facts.extensions import Extension, Extensions, SharedObject
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.facts.snapshot import Driver, Gpus, Machine, Packages, TargetPython, Toolchain, Torch
-from ddpdoctor.facts.toolchain import Consumer, Nvcc
+from ddpdoctor.facts.toolchain import Compiler, Consumer, Nvcc
 from ddpdoctor.knowledge.building import (
     gcc_fixes,
     gcc_limit,
@@ -36,6 +37,8 @@ from ddpdoctor.logs.analyze.sightings import word
 
 OFFICIAL = ("torchvision", "torchaudio", "torchcodec")
 """Packages that come as wheels beside torch's own, rather than to be built here."""
+
+NO_VERSION = "the version of the target Python is not known"
 
 
 def _missing_header(seen: Sequence[SignMatch], log: Log) -> Particulars:
@@ -77,15 +80,23 @@ def extension_abi_mismatch(extensions: Extensions, target_python: TargetPython, 
     """
     requires(torch.installed, "torch is not installed")
     requires(extensions.packages, "no compiled extension of torch is installed")
-    for package in extensions.packages:
-        for library in package.objects:
-            if fault := mismatch(library, package.objects, target_python, torch):
-                yield Finding.of(
-                    f"{package.package} {package.version}".strip() + f" {fault[0]}"[: 150 - len(package.package)],
-                    Evidence(fault[1], library.path),
-                    reinstall(package, target_python, torch),
-                )
-                break
+    yield from judged_apart(_first_misfit(package, target_python, torch) for package in extensions.packages)
+
+
+def _first_misfit(package: Extension, target_python: TargetPython, torch: Torch) -> Iterator[Finding]:
+    looks = (_misfit(library, package, target_python, torch) for library in package.objects)
+    return islice(judged_apart(looks), 1)
+
+
+def _misfit(library: SharedObject, package: Extension, target_python: TargetPython, torch: Torch) -> Iterator[Finding]:
+    if fault := mismatch(library, package.objects, target_python, torch):
+        yield Finding.of(
+            f"{package.package} {package.version}".strip() + f" {fault[0]}"[: 150 - len(package.package)],
+            Evidence(fault[1], library.path),
+            reinstall(package, target_python, torch),
+        )
+    else:
+        other_python(library, target_python)  # The target Python's version may not be known.
 
 
 def cudart_major(library: SharedObject) -> str:
@@ -95,10 +106,16 @@ def cudart_major(library: SharedObject) -> str:
 
 
 def other_python(library: SharedObject, target_python: TargetPython) -> str:
-    """The version of CPython that it was built for ("3.10"), if that isn't the target Python's; else ""."""
+    """The version of CPython that it was built for ("3.10"), if that isn't the target Python's; else "".
+
+    Raises:
+        NotKnown: it was built for one version alone, and the target Python's isn't known.
+    """
     tag = re.fullmatch(r"cpython-(\d)(\d+)", library.python_tag)
-    if not tag or not target_python.version:
+    if not tag:
         return ""
+    if not target_python.version:
+        leave_untested(NO_VERSION)
     version = f"{tag[1]}.{tag[2]}"
     return "" if target_python.version.split(".")[:2] == version.split(".") else version
 
@@ -106,12 +123,13 @@ def other_python(library: SharedObject, target_python: TargetPython) -> str:
 def mismatch(
     library: SharedObject, siblings: tuple[SharedObject, ...], target_python: TargetPython, torch: Torch
 ) -> tuple[str, str] | None:
-    """The fault of a shared object, in words that follow its package's name, and the evidence; None if it has none."""
+    """The fault of a shared object, in words that follow its package's name, and the evidence; None if none is known."""
     name = library.path.rpartition("/")[2]
     build = torch.version or "the installed torch"
     if library.error:
         return f"has a broken file, {name}: {library.error}", f"{name}: {library.error}"
-    if (version := other_python(library, target_python)) and not _other_build(library, siblings, target_python):
+    version = if_known(other_python, library, target_python, default="")
+    if version and not _other_build(library, siblings, target_python):
         fault = f"was built for Python {version}; this is {target_python.version}"
         return fault, f"{name} is tagged {library.python_tag}"
     if library.missing:
@@ -347,16 +365,21 @@ def gcc_too_new(toolchain: Toolchain, torch: Torch, machine: Maybe[Machine]) -> 
     limit = gcc_limit(nvcc)
     if limit is None:
         leave_untested(f"which gcc nvcc {nvcc.version} takes isn't known")
-    for compiler in (
-        None if toolchain.skips_compiler_check else known(toolchain.compiler),
-        None if toolchain.unsupported_allowed else known(toolchain.nvcc_compiler),
-    ):
-        if found := too_new(compiler, limit):
-            yield Finding.of(
-                f"{found.path} is gcc {found.version}, but nvcc {nvcc.version} takes none newer than gcc {limit}",
-                Evidence(f"{found.path} is gcc {found.version} (found by {found.found_by})", "-dumpfullversion"),
-                Evidence(f"{nvcc.path} is of CUDA {nvcc.version}", "nvcc --version"),
-                why_compiling(toolchain),
-                gcc_fixes(limit, machine),
-            )
-            return
+    compilers = (
+        None if toolchain.skips_compiler_check else toolchain.compiler,
+        None if toolchain.unsupported_allowed else toolchain.nvcc_compiler,
+    )
+    yield from islice(judged_apart(_too_new(compiler, limit, nvcc, toolchain, machine) for compiler in compilers), 1)
+
+
+def _too_new(
+    compiler: Maybe[Compiler | None], limit: int, nvcc: Nvcc, toolchain: Toolchain, machine: Maybe[Machine]
+) -> Iterator[Finding]:
+    if found := too_new(known(compiler), limit):
+        yield Finding.of(
+            f"{found.path} is gcc {found.version}, but nvcc {nvcc.version} takes none newer than gcc {limit}",
+            Evidence(f"{found.path} is gcc {found.version} (found by {found.found_by})", "-dumpfullversion"),
+            Evidence(f"{nvcc.path} is of CUDA {nvcc.version}", "nvcc --version"),
+            why_compiling(toolchain),
+            gcc_fixes(limit, machine),
+        )

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.text import dotted, listed, plural
-from ddpdoctor.base.unknown import Unknown, known
+from ddpdoctor.base.unknown import Maybe, Unknown, if_known, known, known_or
 from ddpdoctor.engine.registry import check, leave_untested, requires
 from ddpdoctor.facts.libraries import Libraries, Library
 from ddpdoctor.facts.snapshot import Packages, TargetPython, Torch
@@ -93,7 +93,7 @@ def nccl_duplicate_pip(
         return
     wanted = pin_of("libnccl.so.2", packages, target_python)
     keep = f"{wanted.package}{wanted.wanted}" if wanted else f"nvidia-nccl-cu{numbers(cuda)[0]}"
-    own = bundled("libnccl.so.2", libraries)
+    own = if_known(bundled, "libnccl.so.2", libraries, default=None)
     found = own.version if own else ""
     outdated = bool(wanted and wanted.exact and found and older(found, wanted.exact))
     for group in groups:
@@ -287,7 +287,7 @@ def _newer_and_served(pin: PinnedRelease) -> bool:
 
 @check("cudnn-mismatch", severity=FAIL, owner=Owner.USER)
 def cudnn_mismatch(
-    torch: Torch, packages: Packages, libraries: Libraries, target_python: TargetPython
+    torch: Torch, packages: Maybe[Packages], libraries: Libraries, target_python: TargetPython
 ) -> Iterator[Finding]:
     """The cuDNN that is loaded isn't the one that torch was built against.
 
@@ -304,15 +304,16 @@ def cudnn_mismatch(
     Take the foreign folder out of LD_LIBRARY_PATH, or install the pinned package again.
     """
     needs_cuda_build(torch)
-    pin = pin_of("libcudnn.so.9", packages, target_python)
-    foreign = _in_front(re.compile(r"libcudnn\.so"), libraries)
-    if foreign and not _undefined(torch).startswith("cudnn"):
-        known(libraries.loaded)
-    loaded, built = _cudnn_versions(torch, pin, foreign[0][0].version if foreign else "")
+    pin = pin_of("libcudnn.so.9", known_or(packages, Packages(installed=())), target_python)
+    if versions := _cudnn_by_torch(torch):
+        foreign = if_known(_foreign_cudnn, torch, libraries, default=[])
+    else:
+        foreign = _foreign_cudnn(torch, libraries)
+        versions = _cudnn_by_files(torch, pin, foreign[0][0].version if foreign else "")
+    loaded, built = versions
     if loaded[:1] == built[:1] and loaded[:2] >= built[:2]:
         return
-    path = next((library.path for library in libraries.bundled if "cudnn" in library.soname), "")
-    field = "bundled"
+    path, field = if_known(_own_cudnn, libraries, default=""), "bundled"
     if foreign:
         path, fix = foreign[0][0].path, _left_out(libraries, foreign[0][0])
         field = "offered" if isinstance(libraries.loaded, Unknown) else "loaded"
@@ -331,21 +332,39 @@ def cudnn_mismatch(
     )
 
 
-def _cudnn_versions(torch: Torch, pin: PinnedRelease | None, foreign: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """cuDNN as loaded and as built: by torch, by what torch said when it refused, else by the files and packages.
+def _foreign_cudnn(torch: Torch, libraries: Libraries) -> list[tuple[Library, Library]]:
+    foreign = _in_front(re.compile(r"libcudnn\.so"), libraries)
+    if foreign and not _undefined(torch).startswith("cudnn"):
+        known(libraries.loaded)
+    return foreign
 
-    `foreign`: the version of a cuDNN in front of torch's own, "" if there is none or it doesn't tell. Where nothing tells them, the check
-    is left untested.
-    """
-    reasons = [version.reason for version in (torch.cudnn_version, torch.cudnn_built) if isinstance(version, Unknown)]
+
+def _own_cudnn(libraries: Libraries) -> str:
+    return next((library.path for library in libraries.bundled if "cudnn" in library.soname), "")
+
+
+CudnnVersions = tuple[tuple[int, ...], tuple[int, ...]]
+"""As loaded, and as torch was built against."""
+
+
+def _cudnn_by_torch(torch: Torch) -> CudnnVersions | None:
+    """By torch, or by what it said when it refused."""
+    versions = torch.cudnn_version, torch.cudnn_built
+    reasons = [version.reason for version in versions if isinstance(version, Unknown)]
     if not reasons:
-        versions = known(torch.cudnn_version), known(torch.cudnn_built)
         requires(all(versions), "torch is built without cuDNN")
-        return versions[0] or (), versions[1] or ()
+        return known(versions[0]) or (), known(versions[1]) or ()
     refused = re.search(r"compiled\s+against \(([\d, ]+)\) but found runtime version \(([\d, ]+)\)", " ".join(reasons))
-    if refused:
-        return numbers(refused[2].replace(", ", ".")), numbers(refused[1].replace(", ", "."))
+    return (numbers(refused[2].replace(", ", ".")), numbers(refused[1].replace(", ", "."))) if refused else None
+
+
+def _cudnn_by_files(torch: Torch, pin: PinnedRelease | None, foreign: str) -> CudnnVersions:
+    """By files and packages; where they don't tell either, the check is left untested.
+
+    foreign: the version of a cuDNN in front of torch's own, "" if there is none or it doesn't tell.
+    """
     there = foreign or (pin.installed if pin else "")
     if not (pin and pin.exact and there):
-        leave_untested(reasons[0])
+        known(torch.cudnn_version), known(torch.cudnn_built)
+        leave_untested("torch doesn't tell its version of cuDNN")
     return numbers(there), numbers(pin.exact)

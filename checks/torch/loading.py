@@ -10,12 +10,12 @@ from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.text import listed
 from ddpdoctor.base.unknown import Maybe, Unknown, known, known_or
-from ddpdoctor.checks.shared_fixes import distribution_of, install_package, is_debian, runtime_of
+from ddpdoctor.checks.shared_fixes import distribution_of, install_package, is_debian
 from ddpdoctor.engine.registry import check, required, requires
 from ddpdoctor.facts.snapshot import Container, Extensions, Libraries, Machine, Packages, TargetPython, Torch
 from ddpdoctor.knowledge.cuda_stack import import_broken, pin_of, reinstall, without_folder
 from ddpdoctor.knowledge.evidence import told, torch_version
-from ddpdoctor.knowledge.privileges import by_root
+from ddpdoctor.knowledge.privileges import by_root, runtime_of
 from ddpdoctor.knowledge.python_commands import conda_install, pip_install
 from ddpdoctor.knowledge.wheels import index_options, numbers
 
@@ -46,7 +46,7 @@ OF_THE_SYSTEM = {
 @check("cuda-lib-not-found", severity=FAIL, owner=Owner.USER)
 def cuda_lib_not_found(
     torch: Torch,
-    packages: Packages,
+    packages: Maybe[Packages],
     libraries: Libraries,
     target_python: TargetPython,
     container: Maybe[Container],
@@ -111,8 +111,9 @@ def _other(soname: str, target_python: TargetPython, machine: Maybe[Machine]) ->
     return Fix(f"Find out which of the system's packages provides {soname}, and have it installed", (search,))
 
 
-def _bring(missing: list[str], torch: Torch, packages: Packages, target_python: TargetPython) -> Fix:
+def _bring(missing: list[str], torch: Torch, packages: Maybe[Packages], target_python: TargetPython) -> Fix:
     """The fix that brings the libraries: pip adds absent packages by itself, but puts back a lost file only when forced."""
+    packages = known_or(packages, Packages(installed=()))
     wanted = {pin.package: pin for pin in (pin_of(soname, packages, target_python) for soname in missing) if pin}
     version = packages.version("torch") or torch.version or ""
     named = (f"torch=={version}" if version else "torch", *index_options(version))

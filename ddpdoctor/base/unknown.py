@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -79,20 +80,20 @@ class NotLearned:
 
     def __init__(self, group: type[Facts], reason: str) -> None:
         self._group = group
-        self._reason = reason
+        self.reason = reason
 
     def seen(self, field: str, text: object = None) -> Evidence:
         """The evidence of a field that only words rest on."""
         return Evidence(f"{field.replace('_', ' ')}: {getattr(self, field) if text is None else text}")
 
     def __contains__(self, name: object) -> bool:
-        raise NotKnown(self._reason)
+        raise NotKnown(self.reason)
 
     def __getattr__(self, name: str) -> Any:
         standing = _without(self._group).get(name, NotKnown)
         if standing is NotKnown:
-            raise NotKnown(self._reason)
-        return Unknown(self._reason) if standing is Unknown else standing
+            raise NotKnown(self.reason)
+        return Unknown(self.reason) if standing is Unknown else standing
 
 
 class NotKnown(Exception):
@@ -100,14 +101,22 @@ class NotKnown(Exception):
 
 
 def known(value: Maybe[T]) -> T:
-    """The value of a fact.
+    """The value of a fact, or a group of facts.
 
     Raises:
         NotKnown: the fact could not be learned. The engine turns this into "not tested: <reason>".
     """
-    if isinstance(value, Unknown):
+    if isinstance(value, Unknown | NotLearned):
         raise NotKnown(value.reason)
     return value
+
+
+def if_known(look: Callable[..., T], *arguments: Any, default: Default) -> T | Default:
+    """What a look at facts gives, or what to go on with where one of them could not be learned: nothing may be called fine by it."""
+    try:
+        return look(*arguments)
+    except NotKnown:
+        return default
 
 
 def known_or(value: Maybe[T], default: Default) -> T | Default:

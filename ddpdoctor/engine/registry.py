@@ -82,6 +82,28 @@ def leave_untested(reason: str) -> NoReturn:
     raise NotKnown(reason)
 
 
+def judged_apart(looks: Iterable[Iterable[Finding]]) -> Iterator[Finding]:
+    """The findings of several looks: one that ends for want of a fact hides nothing that the others find.
+
+    Raises:
+        NotKnown: after all of them, what the first such look lacked.
+        NotApplicable: none lacked anything, and one had nothing to look at.
+    """
+    lacked: NotKnown | None = None
+    idle: NotApplicable | None = None
+    for look in looks:
+        try:
+            yield from look
+        except NotKnown as reason:
+            lacked = lacked or reason
+        except NotApplicable as reason:
+            idle = idle or reason
+    if lacked:
+        raise lacked
+    if idle:
+        raise idle
+
+
 class Check:
     """One illness: its slug, family, severity, owner, page (the docstring), log signs and predicate.
 

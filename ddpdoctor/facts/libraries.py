@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from ddpdoctor.base.unknown import Facts, Maybe, Source
+from ddpdoctor.base.unknown import Facts, Maybe, Otherwise, Source
 
 
 class Library(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +26,7 @@ class Libraries(Facts, frozen=True, kw_only=True):
     loaded: Annotated[Maybe[tuple[Library, ...]], Source("/proc/self/maps after import torch")]
     bundled: Annotated[tuple[Library, ...], Source("site-packages/nvidia, torch/lib")] = ()
     """Those that come with the target Python's packages."""
-    search_path: Annotated[tuple[str, ...], Source("LD_LIBRARY_PATH")] = ()
+    search_path: Annotated[tuple[str, ...], Source("LD_LIBRARY_PATH"), Otherwise(())] = ()
     offered: Annotated[tuple[Library, ...], Source("folders of LD_LIBRARY_PATH")] = ()
     """Those that the folders of LD_LIBRARY_PATH hold, in its order."""
     preload: Annotated[tuple[str, ...], Source("LD_PRELOAD")] = ()
@@ -34,4 +34,4 @@ class Libraries(Facts, frozen=True, kw_only=True):
     """sonames that torch's own libraries need and nobody has: neither a package, nor the loader's cache, nor the search path."""
     glibcxx_provided: Annotated[Maybe[str | None], Source("symbol versions of libstdc++.so.6")] = None
     """Newest GLIBCXX_* that the libstdc++ which the target Python gets has, "3.4.30"."""
-    glibcxx_path: Annotated[str, Source("library search")] = ""
+    glibcxx_path: Annotated[str, Source("library search"), Otherwise("")] = ""

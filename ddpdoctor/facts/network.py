@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from ddpdoctor.base.unknown import Facts, Maybe, Source
+from ddpdoctor.base.unknown import Facts, Maybe, Otherwise, Source
 
 
 class Interface(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +60,7 @@ class Resolution(Facts, frozen=True, kw_only=True):
 class Network(Facts, frozen=True, kw_only=True):
     """Addresses are strings without a prefix length unless a field says otherwise."""
 
-    hostname: Annotated[str, Source("gethostname")]
+    hostname: Annotated[str, Source("gethostname"), Otherwise("this host")]
     fqdn: Annotated[str, Source("getfqdn")]
     own_name: Annotated[Maybe[Resolution], Source("getaddrinfo of the hostname")]
     master: Annotated[Maybe[Resolution | None], Source("getaddrinfo of MASTER_ADDR")] = None

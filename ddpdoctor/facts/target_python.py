@@ -22,11 +22,11 @@ class TargetPython(Facts, frozen=True, kw_only=True, tag="patient"):
     state: Annotated[str, Source("running it")] = "ok"
     detail: Annotated[str, Source("running it")] = ""
     """Where the state isn't ok: what it printed or how it ended."""
-    version: Annotated[str, Source("sys.version_info")] = ""
+    version: Annotated[str, Source("sys.version_info"), Otherwise("")] = ""
     """"3.11.7"."""
-    implementation: Annotated[str, Source("sys.implementation")] = ""
-    prefix: Annotated[str, Source("sys.prefix")] = ""
-    environment_kind: Annotated[str, Source("pyvenv.cfg, conda-meta")] = ""
+    implementation: Annotated[str, Source("sys.implementation"), Otherwise("")] = ""
+    prefix: Annotated[str, Source("sys.prefix"), Otherwise("")] = ""
+    environment_kind: Annotated[str, Source("pyvenv.cfg, conda-meta"), Otherwise("")] = ""
     """"venv", "conda", "system"."""
     externally_managed: Annotated[bool, Source("EXTERNALLY-MANAGED marker"), Otherwise(False)] = False
     """True where plain pip install is refused (PEP 668)."""
@@ -35,7 +35,7 @@ class TargetPython(Facts, frozen=True, kw_only=True, tag="patient"):
     site_packages: Annotated[tuple[str, ...], Source("sys.path")] = ()
     user_site: Annotated[str, Source("site.USER_SITE")] = ""
     """The user's own site-packages where this interpreter looks there, else ""."""
-    platform_tag: Annotated[str, Source("sys.platform, uname")] = ""
+    platform_tag: Annotated[str, Source("sys.platform, uname"), Otherwise("")] = ""
     """"linux-x86_64"."""
     libstdcxx_path: Annotated[Maybe[str | None], Source("the target Python's library search")] = None
     glibc_version: Annotated[Maybe[str | None], Source("confstr")] = None

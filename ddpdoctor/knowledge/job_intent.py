@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpdoctor.base.unknown import Maybe
+from ddpdoctor.base.unknown import Maybe, if_known, known
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.network import Network, Resolution
 from ddpdoctor.knowledge import launchers
@@ -16,8 +16,9 @@ OWN_HOST_NAMES = ("localhost", "localhost.localdomain", "0.0.0.0", "127.0.0.1", 
 
 def named_hosts(environment: Environment, network: Network) -> dict[str, Maybe[Resolution | None]]:
     """The settings that name the job's meeting place, and what the resolver makes of each; None: it isn't set."""
+    given = if_known(launchers.first_set, environment, launchers.MASTER_ADDRESS, default=launchers.MASTER_ADDRESS[0])
     return {
-        launchers.first_set(environment, launchers.MASTER_ADDRESS): network.master,
+        given: network.master,
         launchers.ENDPOINT: network.rendezvous,
     }
 
@@ -26,6 +27,9 @@ def several_nodes(environment: Environment, network: Network) -> str:
     """The sign that the job runs over several nodes, in words; "" where there is none.
 
     A launcher's own counts go before a MASTER_ADDR that another job may have left behind.
+
+    Raises:
+        NotKnown: only a name that couldn't be resolved might tell.
     """
     counted = launchers.several_nodes(environment)
     if counted is not None:
@@ -33,6 +37,7 @@ def several_nodes(environment: Environment, network: Network) -> str:
     for setting, resolution in named_hosts(environment, network).items():
         if isinstance(resolution, Resolution) and resolution.addresses and not is_here(resolution, network):
             return f"{setting} names another host, {resolution.name}"
+    known(network.master), known(network.rendezvous)
     return ""
 
 
@@ -66,8 +71,13 @@ def is_loopback(address: str) -> bool:
 def means_each_node_itself(master: Resolution, network: Network) -> bool:
     """A loopback address, or a name for it. This host's own name may lead to the loopback here, since the store listens
     on all addresses, and to the right one elsewhere."""
-    own = {network.hostname, network.hostname.partition(".")[0], network.fqdn} - {"localhost", "localhost.localdomain"}
-    return bool(master.addresses) and master.name not in own and all(map(is_loopback, master.addresses))
+    if not master.addresses or not all(map(is_loopback, master.addresses)):
+        return False
+    return master.name in OWN_HOST_NAMES or master.name not in (
+        network.hostname,
+        network.hostname.partition(".")[0],
+        network.fqdn,
+    )
 
 
 def way_to_the_others(network: Network) -> str | None:

@@ -6,7 +6,7 @@ import shlex
 
 from ddpdoctor.base.findings import Evidence, Fix
 from ddpdoctor.base.text import listed
-from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.base.unknown import Unknown, if_known
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.network import Network, Resolution
 from ddpdoctor.knowledge.interface_choice import as_address, network_around
@@ -19,7 +19,7 @@ PING_COMES_IN = "ping is in the package iputils-ping, on RHEL iputils"
 
 def setting(environment: Environment, name: str) -> Evidence:
     """The evidence that a setting gives."""
-    found = environment.setting(name)
+    found = if_known(lambda: environment.setting(name), default=None)
     return Evidence(f"{name}={found.value if found else ''}", found.origin if found else "environment")
 
 
@@ -42,8 +42,8 @@ def hosts_fix(network: Network) -> tuple[Fix, ...]:
 
     Other names on its lines (often "localhost") stay; a line that has none left goes. Written through a copy, since in containers the file is a mount.
     """
-    way = way_to_the_others(network)
-    address = network.met_at or (way and address_of(way, network))
+    way = if_known(way_to_the_others, network, default=None)
+    address = (way and network.met_at) or (way and address_of(way, network))
     own = network.own_name
     if not (way and address) or (isinstance(own, Resolution) and own.addresses[:1] == (address,)):
         return ()
@@ -63,7 +63,7 @@ def hosts_fix(network: Network) -> tuple[Fix, ...]:
 
 def without_root(network: Network, *, suffices: bool = False) -> tuple[Fix, ...]:
     """suffices: it cures the illness, and doesn't only make it harmless to some."""
-    way = way_to_the_others(network)
+    way = if_known(way_to_the_others, network, default=None)
     if not way:
         return ()
     text = f"Without root: name {way} yourself, on every node the interface it has there (== means exactly this name)"
@@ -94,6 +94,8 @@ def own_network(address: str, network: Network) -> str:
 
 def addresses(network: Network) -> Evidence:
     """The interfaces that have an address."""
-    with_address = [interface for interface in network.interfaces if interface.addresses]
+    interfaces = if_known(lambda: network.interfaces, default=None)
+    with_address = [interface for interface in interfaces or () if interface.addresses]
     words = (f"{interface.name} {', '.join(interface.addresses)}" for interface in with_address)
-    return network.seen("interfaces", listed(words, most=8))
+    none = "not known" if interfaces is None else "none has an address"
+    return network.seen("interfaces", listed(words, most=8) or none)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from packaging.version import InvalidVersion, Version
 
 from ddpdoctor.base.text import listed
-from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
+from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, if_known, known
 from ddpdoctor.engine.registry import requires
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.gpus import Gpu, Gpus
@@ -87,11 +87,17 @@ def own_gpus(pci: Pci) -> tuple[PciDevice, ...]:
     return tuple(nvidia_gpu for nvidia_gpu in pci.nvidia_gpus if not nvidia_gpu.is_lent)
 
 
+def needs_bus_gpus(pci: Pci, machine: Machine) -> None:
+    """End the check where no NVIDIA GPU is on the PCI bus. One that is there tells that this is neither WSL nor a Jetson."""
+    wsl, jetson = if_known(lambda: (machine.wsl, machine.jetson), default=(False, False))
+    requires(not wsl, "WSL has no PCI bus of its own")
+    requires(not jetson, "a Jetson's GPU is not on the PCI bus")
+    requires(pci.nvidia_gpus, NO_GPU)
+
+
 def bus_gpus(pci: Pci, machine: Machine) -> tuple[PciDevice, ...]:
     """The NVIDIA GPUs on the PCI bus that this system itself may use. It ends the check, with the reason, where there is none."""
-    requires(not machine.wsl, "WSL has no PCI bus of its own")
-    requires(not machine.jetson, "a Jetson's GPU is not on the PCI bus")
-    requires(pci.nvidia_gpus, NO_GPU)
+    needs_bus_gpus(pci, machine)
     requires(own_gpus(pci), "all NVIDIA GPUs are lent to virtual machines")
     return own_gpus(pci)
 

@@ -10,6 +10,11 @@ from ddpdoctor.facts.container import Container
 NEEDS_ROOT = "(needs root, or ask the administrator)"
 
 
+def runtime_of(container: Maybe[Container]) -> str | None:
+    """The runtime of the container that this is ("docker"); None outside of one, or where that isn't known."""
+    return None if isinstance(container, Unknown) else container.runtime
+
+
 def by_root(text: str, commands: tuple[str, ...] = ()) -> Fix:
     """A fix whose text ends with who can carry it out."""
     return Fix(f"{text} {NEEDS_ROOT}", commands)
@@ -17,6 +22,6 @@ def by_root(text: str, commands: tuple[str, ...] = ()) -> Fix:
 
 def on_the_host(fix: Fix, container: Maybe[Container]) -> Fix:
     """The same fix, but in a container, whose root can't carry it out, it says where to."""
-    if isinstance(container, Unknown) or container.runtime is None:
+    if not runtime_of(container):
         return fix
     return Fix(f"On the host, outside of this container: {without_capital(fix.text)}", fix.commands)

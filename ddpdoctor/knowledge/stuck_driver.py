@@ -12,18 +12,18 @@ from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.knowledge.evidence import cuda_start, kernel_module, libcuda, told
-from ddpdoctor.knowledge.privileges import by_root
+from ddpdoctor.knowledge.privileges import by_root, runtime_of
 from ddpdoctor.knowledge.python_commands import in_target_python
 
 IN_TORCH = "CUDA initialisation: "
 """How torch's `cuda_error` begins where torch was imported and then hung or died in the driver."""
 
 
-def _remedy(container: Container, hangs: bool) -> Fix:
+def _remedy(container: Maybe[Container], hangs: bool) -> Fix:
     """For a driver that hangs, or libraries of it that crash."""
-    if container.runtime and hangs:
+    if runtime_of(container) and hangs:
         return Fix("Start the container anew; if it does the same, the host must be rebooted")
-    if container.runtime:
+    if runtime_of(container):
         return Fix(
             "Start the container from an image without driver libraries of its own: NVIDIA's toolkit puts in the host's",
             ("ldconfig -p | grep -E 'libcuda.so|libnvidia-ml'",),
@@ -33,7 +33,7 @@ def _remedy(container: Container, hangs: bool) -> Fix:
     return by_root("Install the driver's libraries anew, in the version of the kernel module")
 
 
-def nvml_cut_short(driver: Driver, container: Container, gpus: Maybe[Gpus], cuda_works: bool) -> Finding:
+def nvml_cut_short(driver: Driver, container: Maybe[Container], gpus: Maybe[Gpus], cuda_works: bool) -> Finding:
     """NVML hung or crashed. cuda_works: torch could use the GPUs in the meantime, so that a hang may be mere slowness."""
     hangs = driver.nvml_end == "hangs"
     reasons = [fact.reason for fact in (driver.nvml_status, gpus) if isinstance(fact, Unknown)]
@@ -66,7 +66,7 @@ def nvml_cut_short(driver: Driver, container: Container, gpus: Maybe[Gpus], cuda
     )
 
 
-def cuda_cut_short(driver: Driver, container: Container) -> Finding:
+def cuda_cut_short(driver: Driver, container: Maybe[Container]) -> Finding:
     """cuInit, all by itself, hung or crashed."""
     hangs = driver.cuda_end == "hangs"
     ends = "hangs" if hangs else f"crashes ({driver.cuda_end.partition(': ')[2]})"

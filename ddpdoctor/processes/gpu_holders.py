@@ -9,7 +9,7 @@ import msgspec
 
 from ddpdoctor.base.grouping import grouped
 from ddpdoctor.base.text import human
-from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown
+from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
 from ddpdoctor.engine.registry import requires
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpu, GpuHolder, Gpus
@@ -153,6 +153,16 @@ def own_jobs(processes: Processes) -> tuple[TrainingJob, ...]:
     return tuple(
         job for job in jobs_of(processes) if processes.uid == 0 or any(rank.uid == processes.uid for rank in job.ranks)
     )
+
+
+def require_known_settings(jobs: Iterable[TrainingJob]) -> None:
+    """Raises:
+    NotKnown: the settings of a rank that runs could not be read.
+    """
+    for job in jobs:
+        for rank in job.ranks:
+            if not rank.has_ended:
+                known(rank.settings)
 
 
 def own_jobs_of_several(processes: Processes) -> tuple[TrainingJob, ...]:
