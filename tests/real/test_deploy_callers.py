@@ -86,17 +86,20 @@ def test_soperator(name: str, doctor: Path) -> None:
     assert details or ended.returncode == 0
 
 
+def installed(etc: Path, doctor: Path) -> str:
+    """Slurm's scripts where docs/deploy.md puts them, and the lines of slurm.conf."""
+    for script in (DEPLOY / "slurm").rglob("*.sh"):
+        name = script.relative_to(DEPLOY / "slurm")
+        install(f"slurm/{name}", doctor, etc / name)
+    return (DEPLOY / "slurm" / "slurm.conf").read_text().replace("/etc/slurm", str(etc))
+
+
 @pytest.mark.root
 @pytest.mark.slow
 @pytest.mark.tool("slurmctld", "slurmd", "munged")
 def test_slurm_runs_each_script_at_its_time(tmp_path: Path) -> None:
     """And a job runs between them."""
-    etc = tmp_path / "etc"
-    doctor = noting_doctor(tmp_path)
-    for script in (DEPLOY / "slurm").rglob("*.sh"):
-        name = script.relative_to(DEPLOY / "slurm")
-        install(f"slurm/{name}", doctor, etc / name)
-    lines = (DEPLOY / "slurm" / "slurm.conf").read_text().replace("/etc/slurm", str(etc))
+    lines = installed(tmp_path / "etc", noting_doctor(tmp_path))
     cluster_folder = tmp_path / "cluster"
     cluster_folder.mkdir()
 
@@ -112,6 +115,32 @@ def test_slurm_runs_each_script_at_its_time(tmp_path: Path) -> None:
         assert "slurm-epilog" not in ended.stdout
         wait_until(lambda: "slurm-epilog" in called(), "the epilog")
         wait_until(lambda: cluster.idle() == 1, "the node is free again")
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.tool("slurmctld", "slurmd", "munged")
+def test_installed_as_the_docs_say_it_drains_a_sick_node_until_it_heals(tmp_path: Path) -> None:
+    cluster_folder = tmp_path / "cluster"
+    cluster_folder.mkdir()
+    doctor = this_doctor(tmp_path)
+    # In the place of /etc/slurm/slurm.conf; and a name that leads nowhere matters only to jobs of several nodes.
+    exports = f"export SLURM_CONF={cluster_folder}/slurm.conf PET_NNODES=2"
+    doctor.write_text(doctor.read_text().replace("PYTHONPATH=", f"{exports}\nPYTHONPATH=", 1))
+    lines = installed(tmp_path / "etc", doctor).replace("HealthCheckInterval=300", "HealthCheckInterval=3")
+    names = ["127.0.0.1 localhost", "10.77.0.11 n1", "10.77.0.12 n2"]
+    with network("n1", "n2") as hosts, slurm(hosts, cluster_folder, more=lines) as cluster:
+        for host in hosts:
+            host.hosts("\n".join([*names, ""]))
+        wait_until(lambda: cluster.idle() == 2, "both are well")
+        hosts[1].hosts("\n".join([names[0], "127.0.1.1 n2", names[1], ""]))
+        reasons = ("sinfo", "--noheader", "--Node", "--format=%n %T %E")
+        wait_until(
+            lambda: "n2 drained ddpdoctor: node: hostname-resolves-loopback" in cluster.run(*reasons).stdout, "drain"
+        )
+        assert cluster.run("srun", "--nodes=1", "hostname").stdout == "n1\n"
+        hosts[1].hosts("\n".join([*names, ""]))
+        wait_until(lambda: cluster.idle() == 2, "n2 comes back")
 
 
 @pytest.mark.parametrize(
