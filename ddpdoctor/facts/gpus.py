@@ -40,6 +40,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     uuid: str = ""
     bus_id: str = ""
     """"0000:17:00.0", as sysfs writes it."""
+    vbios: Maybe[str] = NOT_REPORTED
+    """The version of its firmware: "96.00.89.00.01"."""
     compute_capability: Maybe[tuple[int, int]] = NOT_REPORTED
     memory_total: Maybe[int] = NOT_REPORTED
     memory_used: Maybe[int] = NOT_REPORTED

@@ -34,6 +34,8 @@ class RdmaPort(msgspec.Struct, frozen=True, kw_only=True):
     """"LinkUp", "Disabled", "Polling"."""
     rate: str = ""
     """"400 Gb/sec (4X NDR)"."""
+    firmware: str = ""
+    """Its device's: "28.39.1002"; "" unknown."""
     counters: tuple[tuple[str, int], ...] = ()
     """Error counters that aren't zero: ("symbol_error", 12)."""
     gids: tuple[Gid, ...] = ()

@@ -56,6 +56,7 @@ def _port(context: Context, device: str, port: int) -> RdmaPort:
         state=_word(context.text(f"{folder}/state")),
         physical=_word(context.text(f"{folder}/phys_state")),
         rate=context.text(f"{folder}/rate"),
+        firmware=context.text(f"{DEVICES}/{device}/fw_ver"),
         counters=tuple(_counters(context, folder, f"{DEVICES}/{device}")),
         gids=tuple(_gids(context, folder)),
         interfaces=tuple(context.names(f"{DEVICES}/{device}/device/net")),

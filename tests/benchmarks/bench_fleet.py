@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.bench_fleet [--hosts N ...] [--markdown]
 
-The fleets are made of the healthy hosts of the fixtures: each host has its own name, addresses, serials and figures, three in a thousand are odd.
+The fleets are made of a healthy host of the fixtures: each has its own name, addresses, serials and figures, three in a thousand are odd.
 Seconds are those of the clock and of the processors; memory is that of all processes together, shared pages counted once. A sweep goes over
 a folder, and once more over a pipe.
 """
@@ -22,8 +22,10 @@ import psutil
 
 from tests.benchmarks.measuring import print_table
 from tests.support.command import command, plain_environ
-from tests.support.fleet_of_fixtures import MODELS, fleet_snapshots
+from tests.support.fleet_of_fixtures import fleet_snapshots
 
+MODEL = "h100x8-training"
+"""The healthy host with the most to judge: eight GPUs, and a job of eight ranks that runs."""
 AIM_SECONDS = 60
 AIM_MEBIBYTES = 500
 
@@ -38,13 +40,9 @@ class Swept(NamedTuple):
 
 
 def write_fleet(folder: Path, count: int) -> None:
-    """Write the snapshots of a fleet: a third each of three kinds of hosts."""
-    for place, model in enumerate(MODELS):
-        part = count // len(MODELS) + (place < count % len(MODELS))
-        for facts in fleet_snapshots(part, _odd, model):
-            # The kinds have the same names; each host is another.
-            text = json.dumps(facts).replace('"node', f'"node{place}-').encode()
-            (folder / f"{place}-{facts['host']}.json").write_bytes(text)
+    """Write the snapshots of a fleet."""
+    for facts in fleet_snapshots(count, _odd, MODEL):
+        (folder / f"{facts['host']}.json").write_text(json.dumps(facts))
 
 
 def _odd(number: int, facts: dict[str, Any]) -> None:

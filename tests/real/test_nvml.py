@@ -70,6 +70,7 @@ def test_eight_healthy_gpus(look: Look, fake_nvidia: FakeNvidia) -> None:
         name="NVIDIA H100 80GB HBM3",
         uuid="GPU-5c7d1e00-3a4f-b1c2-9d0e-000000000000",
         bus_id="0000:1b:00.0",
+        vbios="96.00.89.00.01",
         compute_capability=(9, 0),
         memory_total=85520809984,
         memory_used=0,

@@ -9,11 +9,11 @@ from typing import Any
 
 from tests.support.fixture_hosts import healthy_facts
 
-MODELS = ("h100x8-slurm", "h100x8-bare-metal", "h100x8-training")
-
 
 def fleet_snapshots(
-    count: int, change: Callable[[int, dict[str, Any]], object] = lambda number, facts: None, model: str = MODELS[0]
+    count: int,
+    change: Callable[[int, dict[str, Any]], object] = lambda number, facts: None,
+    model: str = "h100x8-slurm",
 ) -> Iterator[dict[str, Any]]:
     """Snapshots of hosts that are alike.
 

@@ -111,6 +111,7 @@ class NvmlGpu:
         self.ask("bus_id", lambda: sysfs_address(nvml.nvmlDeviceGetPciInfo(handle)), "")
         self.ask("name", lambda: nvml.nvmlDeviceGetName(handle), "")
         self.ask("uuid", lambda: nvml.nvmlDeviceGetUUID(handle), "")
+        self.ask("vbios", lambda: nvml.nvmlDeviceGetVbiosVersion(handle))
         self.ask("compute_capability", lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle))
         self.ask("memory_total", lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total)
         self.ask("memory_used", lambda: self.memory_used())

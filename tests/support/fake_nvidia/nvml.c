@@ -118,6 +118,9 @@ Return nvmlDeviceGetName(Handle h, char *out, unsigned size) {
     if (code == OK && h->slot >= 0) strncat(out, " MIG 1g.10gb", size - strlen(out) - 1);
     return code;
 }
+Return nvmlDeviceGetVbiosVersion(Handle h, char *out, unsigned size) {
+    return text(h, "vbios", "96.00.89.00.01", out, size);
+}
 Return nvmlDeviceGetUUID(Handle h, char *out, unsigned size) {
     char usual[64];
     snprintf(usual, sizeof usual, "GPU-5c7d1e00-3a4f-b1c2-9d0e-%012x", h->gpu);

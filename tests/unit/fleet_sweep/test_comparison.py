@@ -59,6 +59,7 @@ ODD = {
     "NVLink": (put("gpus", "devices", 1, "nvlinks_active", value=17), "gpus.devices[1].nvlinks_active", "17", "18"),
     "MTU": (put("network", "interfaces", 1, "mtu", value=1500), "network.interfaces[eth0].mtu", "1,500", "9,000"),
     "rate": (put("rdma", "ports", 2, "rate", value="200 Gb/sec (4X HDR)"), "rdma.ports[mlx5_2/1].rate", "200 Gb/sec (4X HDR)", "400 Gb/sec (4X NDR)"),
+    "firmware": (put("rdma", "ports", 2, "firmware", value="28.39.1002"), "rdma.ports[mlx5_2/1].firmware", "28.39.1002", "empty"),
     "limits": (put("limits", "nofile_soft", value=1024), "limits.nofile_soft", "1,024", "1,048,576"),
     "memory": (put("machine", "memory_total", value=2029111888384), "machine.memory_total", "1.8 TiB", "2 TiB"),
     "mount": (put("disks", "folders", 0, "file_system", value="nfs4"), "disks.folders[working folder].file_system", "nfs4", "lustre"),
