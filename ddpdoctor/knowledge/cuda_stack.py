@@ -21,6 +21,7 @@ from ddpdoctor.knowledge.python_commands import pip_install
 from ddpdoctor.knowledge.wheels import CUDA_WHEELS, numbers
 
 if TYPE_CHECKING:
+    from packaging.markers import Marker
     from packaging.requirements import Requirement
 
 
@@ -69,7 +70,7 @@ def _pins(
             if not _may_pin(text) or (read := requirement_in(text)) is None:
                 continue
             required, requirement = read
-            if requirement.marker and not requirement.marker.evaluate(_environment(target_python, extra)):
+            if requirement.marker and not _holds(requirement.marker, tuple(_environment(target_python, extra).items())):
                 continue
             exact = any(part.operator in ("==", "===") for part in requirement.specifier)
             if required != name and (exact or required.startswith("nvidia-")):
@@ -84,6 +85,12 @@ def _may_pin(text: str) -> bool:
     """Whether a line of Requires-Dist is worth reading: a CPU build's torch pins nothing."""
     required, _, _ = text.partition(";")
     return "==" in required or "[" in required or required.lower().startswith("nvidia")
+
+
+@cache
+def _holds(marker: Marker, environment: tuple[tuple[str, str], ...]) -> bool:
+    """Cached: several checks ask for torch's pins, and evaluating their markers took a third of all judging."""
+    return marker.evaluate(dict(environment))
 
 
 def _environment(target_python: TargetPython, extra: str) -> dict[str, str]:
