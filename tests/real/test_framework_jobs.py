@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from tests.support.command import ddpdoctor, plain_environ
 from tests.support.framework_jobs import ACCELERATE, BY_ARGUMENTS, LIGHTNING, TRAINER, job_of, pids_of
 from tests.support.free_ports import free_port
-from tests.support.running_jobs import start_time, wait_until
+from tests.support.running_jobs import start_time, state, wait_until
 
 OF_JOBS = ("job-settings-differ", "rank-not-running", "orphaned-rank", "omp-threads")
 """Checks that judge running jobs; other tests' jobs run beside ours."""
@@ -135,6 +136,38 @@ def test_transformers_trainer_under_torchrun_healthy_and_then_asleep_in_user_cod
         wait_until(lambda: "rank 1" in first_summary(jobs("--hang", str(pids[0]))))
         found = jobs("--hang", str(pids[0]))["findings"][0]
         assert "on_step_end (train.py:" in json.dumps(found)
+
+
+MPIRUN = (
+    'exec "$bin/accelerate" launch --cpu --num_processes 2 --main_process_port "$port" --mpirun_hostfile hosts train.py'
+)
+"""How accelerate starts several processes on CPUs."""
+
+
+@pytest.mark.slow
+@pytest.mark.tool("mpirun")
+def test_accelerate_and_the_trainer_by_accelerates_mpirun_healthy_and_then_with_a_stopped_rank(tmp_path: Path) -> None:
+    own = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    own |= {f"OMPI_MCA_{layer}_tcp_if_include": "lo" for layer in ("oob", "btl")}
+    shell = f"echo localhost slots=2 >hosts; {MPIRUN}"
+    with ExitStack() as stack:
+        started = [
+            stack.enter_context(job_of(tmp_path, script, shell, {**own, "port": str(free_port())}))
+            for script in (ACCELERATE, TRAINER)
+        ]
+        ranks = [pids_of(job, ["rank"])[0] for job in started]
+        pids = [pid for own_pids in ranks for pid in own_pids]
+        report = jobs()
+        assert jobs_with(report, pids) == sorted(ranks)
+        assert about(report, pids) == []
+        for job in started:
+            assert [one["severity"] for one in jobs("--hang", str(job.process.pid))["findings"]].count("fail") == 0
+        for _, second in ranks:
+            os.kill(second, signal.SIGSTOP)
+        wait_until(lambda: all(state(second) == "T" for _, second in ranks))
+        stopped = jobs()
+        assert all("rank 1 stopped" in about(stopped, own_pids)[0] for own_pids in ranks)
+        assert all(f"kill -CONT {second}" in json.dumps(stopped) for _, second in ranks)
 
 
 def first_summary(report: dict[str, Any]) -> str:

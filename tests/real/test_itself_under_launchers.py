@@ -118,7 +118,7 @@ def told_by(name: str, rank: int, folder: Path, changed: Collection[str] = ()) -
         for finding in report["findings"]
         if finding["slug"] not in changed
     )
-    more = {key: report[key] for key in ("problems", "jobs", "leftovers", "not_seen") if key in report}
+    more = {key: report[key] for key in ("problems", "jobs", "leftovers") if key in report}
     return {"verdict": report["verdict"], "findings": findings, **more}
 
 

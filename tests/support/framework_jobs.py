@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 RUN = sys.argv[1] if len(sys.argv) > 1 else "rank"
+RANK = next((os.environ[name] for name in ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID") if name in os.environ), "")
 
 def mark(word, rank):
     folder = Path(os.environ["RUNNING_JOB"])
@@ -76,7 +77,7 @@ for step in range(10**6):
 TRAINER = (
     _MARKS
     + """
-mark("pid", os.environ["RANK"])
+mark("pid", RANK)
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 class Model(torch.nn.Module):
@@ -89,9 +90,9 @@ class Model(torch.nn.Module):
 
 class Steps(TrainerCallback):
     def on_step_end(self, arguments, state, control, **more):
-        mark("training", os.environ["RANK"])
+        mark("training", RANK)
         time.sleep(0.05)
-        if Path(os.environ["RUNNING_JOB"], "sleep").exists() and os.environ["RANK"] == "1":
+        if Path(os.environ["RUNNING_JOB"], "sleep").exists() and RANK == "1":
             mark("asleep", "1")
             time.sleep(1000)
 
