@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,23 @@ A_FOREIGN_USER = (
 
 def looked(job: RunningJob, pid: int | None = None, prefix: Sequence[str] = (), seconds: int = 1) -> dict[str, Any]:
     """What it says of that job."""
+    return told_by(started_look(job, pid, prefix, seconds))
+
+
+def started_look(
+    job: RunningJob, pid: int | None = None, prefix: Sequence[str] = (), seconds: int = 1
+) -> subprocess.Popen[str]:
     doctor = [*prefix, *command("jobs", "--hang", str(pid or job.pid(0)), "--json", "--seconds", str(seconds))]
-    ran = subprocess.run(doctor, env=plain_environ(), capture_output=True, text=True, timeout=90, check=False)
-    assert ran.stdout, ran.stderr
-    told: dict[str, Any] = json.loads(ran.stdout)
+    return subprocess.Popen(doctor, env=plain_environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def told_by(look: subprocess.Popen[str]) -> dict[str, Any]:
+    try:
+        out, err = look.communicate(timeout=90)
+    finally:
+        look.kill()
+    assert out, err
+    told: dict[str, Any] = json.loads(out)
     return told
 
 
@@ -50,6 +63,29 @@ def assert_blamed(told: Mapping[str, Any], slug: str, rank: int) -> None:
     assert told["hang"]["paused"] == 0.0
 
 
+SLOW_STEPS = [(0.5, 3), (4, 5), (8, 30)]
+"""Seconds that each step of one rank takes, and for which it is watched."""
+
+
+@pytest.fixture(scope="module")
+def slow_steps(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Mapping[tuple[float, int], subprocess.Popen[str]]]:
+    """Jobs with slow steps, and looks at them, which go on while the other tests of this file run."""
+    with ExitStack() as stack:
+        jobs = {}
+        for pause, seconds in SLOW_STEPS:
+            settings = {"RUNNING_JOB_PAUSE_1": str(pause)}
+            jobs[pause, seconds] = stack.enter_context(by_hand(tmp_path_factory.mktemp("slow"), settings=settings))
+        for job in jobs.values():
+            job.wait_until_training(0, 1)
+        looks = {case: started_look(job, seconds=case[1]) for case, job in jobs.items()}
+        for look in looks.values():
+            stack.callback(look.kill)
+        yield looks
+
+
+@pytest.mark.usefixtures("slow_steps")  # They begin first, and are asked last.
 def test_a_healthy_job_moves_and_ends_its_training_unharmed(tmp_path: Path) -> None:
     """Looked at, and looked at by somebody who is stopped meanwhile."""
     with torchrun(tmp_path, settings={"RUNNING_JOB_STEPS": "600"}) as job:
@@ -122,6 +158,9 @@ def test_a_stuck_data_loader_is_named_by_the_line_of_its_worker(stuck: RunningJo
     assert seen["pid"] == int(worker)
     functions = [one["function"] for one in seen["looks"][-1]["frames"]]
     assert functions[:2] == ["sleep_for_good", "Stuck.__getitem__"]
+    # py-spy as it lies beside this Python, not on anybody's PATH.
+    py_spy = Path(sys.executable).with_name("py-spy")
+    assert f"{py_spy} dump --native --pid {worker}" in str(told["findings"][0]["fixes"])
     assert "start_ranks" not in functions
     assert "main" not in functions, "the frames of the rank that it was forked from are not its own"
 
@@ -222,19 +261,6 @@ def test_which_job_is_meant(tmp_path: Path) -> None:
     assert ran.returncode == 2
 
 
-@pytest.mark.parametrize(
-    ("pause", "seconds"), [(0.5, 3), (4, 5), pytest.param(8, 30, marks=pytest.mark.thorough), pytest.param(20, 45, marks=pytest.mark.thorough)]
-)  # fmt: skip
-def test_slow_steps_are_no_failure_however_long_it_is_watched(tmp_path: Path, pause: float, seconds: int) -> None:
-    """One rank works for seconds, then comes a small all_reduce: what moved is told."""
-    with torchrun(tmp_path, settings={"RUNNING_JOB_PAUSE_1": str(pause)}) as job:
-        job.wait_until_training(0, 1)
-        told = looked(job, seconds=seconds)
-        assert told["verdict"] != "fail", told
-        if told["findings"] and seconds > pause:
-            assert "it goes on, slowly perhaps" in str(told["findings"][0]["evidence"])
-
-
 def test_a_hang_that_a_person_is_sure_of_is_for_scripts_to_ask_for(stuck: RunningJob) -> None:
     """A warning at first, exit code 1 with --strict, and the way to be sure stands below it."""
     for more, code in (((), 0), (("--strict",), 1)):
@@ -244,6 +270,21 @@ def test_a_hang_that_a_person_is_sure_of_is_for_scripts_to_ask_for(stuck: Runnin
         said = " ".join(ran.stdout.split())
         assert f"ddpdoctor jobs --hang {stuck.process.pid} --seconds 30" in said
         assert "exit code 0, or 1 with --strict" in said
+
+
+def assert_goes_on(told: Mapping[str, Any], pause: float, seconds: int) -> None:
+    """What moved is told."""
+    assert told["verdict"] != "fail", told
+    if told["findings"] and seconds > pause:
+        assert "it goes on, slowly perhaps" in str(told["findings"][0]["evidence"])
+
+
+@pytest.mark.parametrize(("pause", "seconds"), SLOW_STEPS)
+def test_slow_steps_are_no_failure_however_long_it_is_watched(
+    slow_steps: Mapping[tuple[float, int], subprocess.Popen[str]], pause: float, seconds: int
+) -> None:
+    """One rank works for seconds, then comes a small all_reduce."""
+    assert_goes_on(told_by(slow_steps[pause, seconds]), pause, seconds)
 
 
 # --- further shapes ---------------------------------------------------------------------------------------------------------
@@ -269,6 +310,13 @@ def test_the_culprit_and_the_illness(
         told = looked(job)
         assert_blamed(told, slug, culprit)
         assert told["verdict"] == ("warn" if slug == "rank-busy-outside-collectives" else "fail")
+
+
+@pytest.mark.thorough
+def test_steps_of_20_seconds_are_no_failure(tmp_path: Path) -> None:
+    with torchrun(tmp_path, settings={"RUNNING_JOB_PAUSE_1": "20"}) as job:
+        job.wait_until_training(0, 1)
+        assert_goes_on(looked(job, seconds=45), 20, 45)
 
 
 @pytest.mark.thorough
