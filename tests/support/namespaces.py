@@ -11,7 +11,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -36,6 +36,8 @@ class Host:
         self.namespace = f"ddpdoctor-{os.getpid()}-{next(_numbers)}"
         self.cable: tuple[Host, str] | None = None
         """The switch that its eth0 is plugged into, and the name of that end."""
+        self.prefix: Sequence[str] = ()
+        """In front of every command: leads into further namespaces."""
 
     def ip(self, arguments: str) -> None:
         """`ip` inside this host: `host.ip("link set eth0 down")`."""
@@ -59,7 +61,20 @@ class Host:
     def command(self, *command: str) -> list[str]:
         """The command line that runs `command` on this host, under its hostname."""
         script = f'hostname {self.hostname}; exec "$@"'
-        return ["ip", "netns", "exec", self.namespace, "unshare", "--uts", "sh", "-c", script, "sh", *command]
+        return [
+            *self.prefix,
+            "ip",
+            "netns",
+            "exec",
+            self.namespace,
+            "unshare",
+            "--uts",
+            "sh",
+            "-c",
+            script,
+            "sh",
+            *command,
+        ]
 
     def run(
         self, *command: str, environ: Mapping[str, str] | None = None, seconds: float = 30
