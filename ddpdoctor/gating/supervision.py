@@ -16,8 +16,8 @@ from typing import Final, NoReturn
 
 END_SECONDS: Final = 2.0
 """Time for the child to end what it has started, before it is killed."""
-ALARM_SECONDS: Final = 2.0
-"""After the child's death, for the answer to be written."""
+ALARM_SECONDS: Final = END_SECONDS + 2.0
+"""After the time is up: for the child's end, and for the answer to be written."""
 
 
 def seconds_since_start() -> float:
