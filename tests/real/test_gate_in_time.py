@@ -38,7 +38,9 @@ def preloaded(folder: Path, source: str) -> str:
 
 
 @needs_compiler
-@pytest.mark.parametrize("below", [f"{ROOT}/ddpdoctor/probes", f"{ROOT}/checks", "/proc/mounts:/proc/self/mountinfo"])
+@pytest.mark.parametrize(
+    "below", [f"{ROOT}/ddpdoctor/probes", f"{ROOT}/checks:{ROOT}/ddpdoctor/checks", "/proc/mounts:/proc/self/mountinfo"]
+)
 def test_an_import_or_a_file_system_that_hangs(tmp_path: Path, below: str) -> None:
     library = preloaded(tmp_path, (ROOT / "tests" / "support" / "hanging_paths.c").read_text())
     ended, seconds = healthcheck(
