@@ -27,9 +27,9 @@ UNTOUCHED_STATES: Final = ("REBOOT", "POWER", "FUTURE", "CLOUD")
 SKIPPING_WORD: Final = "skip_checks"
 """In the comment of a job that wants no checks before it, as soperator has it."""
 
-_STATE: Final = re.compile(r"^\s*State=(\S+)", re.MULTILINE)
-_REASON: Final = re.compile(r"^\s*Reason=(.*?)(?: \[[^\[\]]*@[^\[\]]*\])?$", re.MULTILINE)
-_COMMENT: Final = re.compile(r"^\s*Comment=(.*)$", re.MULTILINE)
+_STATE: Final = re.compile(r"^[ \t]*State=(\S+)", re.MULTILINE)
+_REASON: Final = re.compile(r"^[ \t]*Reason=(.*?)(?: \[[^\[\]]*@[^\[\]]*\])?$", re.MULTILINE)
+_COMMENT: Final = re.compile(r"^[ \t]*Comment=(.*)$", re.MULTILINE)
 _OUR_REASON: Final = re.compile(re.escape(PREFIX) + r"[a-z]+: ([a-z0-9-]+(?:, [a-z0-9-]+)*)(?: and \d+ more)?: ")
 
 
