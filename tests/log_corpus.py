@@ -216,7 +216,7 @@ def told(one: Judged) -> list[str]:
     verdict = one.verdict
     right = one.right and (not (one.of.sick and one.knows_rank) or one.rank_right) and one.host_right
     mark = "ok   " if right else "part " if one.right else "WRONG"
-    answers = [f"{each.slug}{'' if each.sure else '?'}" for each in verdict.suspects]
+    answers = [f"{suspect.slug}{'' if suspect.sure else '?'}" for suspect in verdict.suspects]
     answers += [f"({each.slug})" for each in verdict.also]
     found = [f"{mark} {one.of.name}: {verdict.outcome.name} {' > '.join(answers)}".rstrip()]
     lead = verdict.lead
@@ -225,12 +225,12 @@ def told(one: Judged) -> list[str]:
         wanted = "" if one.rank_right or not one.knows_rank else f" (is: rank {one.of.case.rank})"
         wanted += "" if one.host_right else f" (is: on {one.of.case.host})"
         found.append(f"      lead line {lead.number}, {where}{wanted}: {lead.text[:120]}")
-    found += [f"      {each.slug}: {each.why}; by {_signs(each.sightings)}" for each in verdict.suspects]
+    found += [f"      {suspect.slug}: {suspect.why}; by {_signs(suspect.sightings)}" for suspect in verdict.suspects]
     return found
 
 
 def _signs(sightings: Sequence[SignMatch]) -> str:
-    return ", ".join(sorted({f"{one.sign!r} ({one.role.value})" for one in sightings})[:3])
+    return ", ".join(sorted({f"{sighting.sign!r} ({sighting.role.value})" for sighting in sightings})[:3])
 
 
 def summed_up(sums: Rates) -> list[str]:
@@ -277,7 +277,12 @@ def answer(verdict: LogVerdict) -> tuple[object, ...]:
     """What a verdict comes to: the outcome, what is named, and who failed first."""
     lead = verdict.lead
     who = lead and (lead.number, lead.rank, lead.host)
-    return verdict.outcome, [(one.slug, one.sure) for one in verdict.suspects], [one.slug for one in verdict.also], who
+    return (
+        verdict.outcome,
+        [(suspect.slug, suspect.sure) for suspect in verdict.suspects],
+        [one.slug for one in verdict.also],
+        who,
+    )
 
 
 def changed_without(rule: LogRule, every: Sequence[Judged]) -> list[Judged]:

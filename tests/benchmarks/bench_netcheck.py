@@ -75,13 +75,13 @@ class Printed(NamedTuple):
 def printed(ran: Ran) -> frozenset[Printed]:
     return frozenset(
         Printed(
-            one["slug"],
-            one.get("node", ran.host),
-            one["severity"],
-            "\n".join([one["summary"], *(evidence["text"] for evidence in one["evidence"])]),
+            finding["slug"],
+            finding.get("node", ran.host),
+            finding["severity"],
+            "\n".join([finding["summary"], *(evidence["text"] for evidence in finding["evidence"])]),
         )
-        for one in ran.report["findings"]
-        if one["severity"] != "info"
+        for finding in ran.report["findings"]
+        if finding["severity"] != "info"
     )
 
 
@@ -215,10 +215,10 @@ def healthy(rounds: int) -> tuple[list[tuple[str, ...]], bool]:
     for count, aim in AIMS.items():
         with network(*(f"n{number}" for number in range(1, count + 1))) as hosts:
             verdicts = [verdict(hosts) for _ in range(rounds)]
-        wrong = "; ".join(one.wrong for one in verdicts if one.wrong)
+        wrong = "; ".join(verdict.wrong for verdict in verdicts if verdict.wrong)
         right = right and not wrong
-        since = statistics.median(one.since if one.since is not None else math.inf for one in verdicts)
-        whole = statistics.median(one.whole for one in verdicts)
+        since = statistics.median(verdict.since if verdict.since is not None else math.inf for verdict in verdicts)
+        whole = statistics.median(verdict.whole for verdict in verdicts)
         rows.append((str(count), wrong or "nothing is wrong", against(since, aim), f"{aim:g} s", f"{whole:.1f} s"))
     return rows, right
 
@@ -227,9 +227,9 @@ def faulty(fault: Fault, rounds: int) -> tuple[tuple[str, str, str], bool]:
     """Of one row of the table of faults, what is netcheck's."""
     with network("n1", "n2") as both, fault.lay(both) as settings:
         verdicts = [verdict([both[number] for number in fault.here], fault, settings) for _ in range(rounds)]
-    wrong = next((one.wrong for one in verdicts if one.wrong), "")
-    joined = [one.since for one in verdicts if one.since is not None]
-    seconds = statistics.median(joined or [one.whole for one in verdicts])
+    wrong = next((verdict.wrong for verdict in verdicts if verdict.wrong), "")
+    joined = [verdict.since for verdict in verdicts if verdict.since is not None]
+    seconds = statistics.median(joined or [verdict.whole for verdict in verdicts])
     after = against(seconds, AIM) + ("" if joined else f" from the start, --wait {fault.wait}")
     return (fault.title, wrong or said_of(fault), after), not wrong
 
@@ -244,12 +244,14 @@ def said_of(fault: Fault) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--faults", default=",".join(one.name for one in FAULTS), help="names, with commas, or none")
+    parser.add_argument(
+        "--faults", default=",".join(fault.name for fault in FAULTS), help="names, with commas, or none"
+    )
     parser.add_argument("--without-torch", action="store_true", help="measure ddpdoctor alone")
     parser.add_argument("--markdown", action="store_true", help="as the table of its pages")
     options = parser.parse_args()
     names = [] if options.faults == "none" else options.faults.split(",")
-    if unknown := set(names) - {one.name for one in FAULTS}:
+    if unknown := set(names) - {fault.name for fault in FAULTS}:
         parser.error(f"no such fault: {', '.join(sorted(unknown))}")
     rows, right = healthy(options.rounds)
     print_table(rows, markdown=options.markdown)

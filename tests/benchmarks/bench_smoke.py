@@ -179,7 +179,7 @@ def misnamed(stage: str, ended: subprocess.CompletedProcess[str]) -> str:
     if ended.returncode != 1:
         return f"exit code {ended.returncode}: {ended.stdout[-1000:]}{ended.stderr[-1000:]}"
     findings = json.loads(ended.stdout)["findings"]
-    named = [one["summary"] for one in findings if one["severity"] == "fail"]
+    named = [finding["summary"] for finding in findings if finding["severity"] == "fail"]
     if not any("rank 1" in one and stage in one for one in named):
         return f"NOT NAMED: rank 1 in {stage}, but {named}"
     at_once = any("rank 1" in line and stage in line for line in ended.stderr.splitlines())
@@ -238,7 +238,7 @@ def main() -> None:
         rows = [("rank 1 of two hangs in", "named after its deadline", "aim"), *map(row_of_hang, hangs)]
         print()
         print_table(rows, markdown=options.markdown)
-        wrong = wrong or any(one.failed for one in hangs)
+        wrong = wrong or any(hang.failed for hang in hangs)
     print()
     for one in compared:
         mine, others = (statistics.median(pair[side] for pair in one.seconds) for side in (0, 1))

@@ -26,7 +26,7 @@ from tests.support.registered_checks import find_check
 from tests.support.report_schema import check_against_schema
 from tests.support.sick_hosts import check as check_all
 
-SLUGS = {one.slug for one in all_checks() if "checkpoints" in one.groups}
+SLUGS = {check.slug for check in all_checks() if "checkpoints" in check.groups}
 
 Write = Callable[[Path], object]
 
@@ -63,16 +63,16 @@ class Report:
         self.code = ended.returncode
         self.json = json.loads(ended.stdout)
         check_against_schema(self.json)
-        assert not [one for one in self.json["not_tested"] if one["why"] == "crashed"]
-        told = {one["slug"] for one in self.json["findings"] + self.json["not_tested"]}
+        assert not [skipped for skipped in self.json["not_tested"] if skipped["why"] == "crashed"]
+        told = {finding["slug"] for finding in self.json["findings"] + self.json["not_tested"]}
         assert (told | {*self.json["passed"]}) & SLUGS == SLUGS
 
     @property
     def found(self) -> dict[str, str]:
-        return {one["slug"]: one["severity"] for one in self.json["findings"]}
+        return {finding["slug"]: finding["severity"] for finding in self.json["findings"]}
 
     def finding(self, slug: str) -> dict[str, Any]:
-        (found,) = (one for one in self.json["findings"] if one["slug"] == slug)
+        (found,) = (finding for finding in self.json["findings"] if finding["slug"] == slug)
         return dict(found)
 
     def commands(self, slug: str) -> list[str]:
@@ -131,7 +131,9 @@ def test_a_broken_file_is_told_and_nothing_else_is_said_of_it(how: str, zipped: 
         torch.load(path)
     report = Report(path)
     assert report.found == {"ckpt-truncated": "fail"}
-    assert {one["slug"] for one in report.json["not_tested"] if one["why"] == "unknown"} == SLUGS - {"ckpt-truncated"}
+    assert {skipped["slug"] for skipped in report.json["not_tested"] if skipped["why"] == "unknown"} == SLUGS - {
+        "ckpt-truncated"
+    }
     assert report.code == 1
 
 
@@ -314,7 +316,7 @@ def test_all_checks_run_with_a_checkpoint_and_torch_is_asked(tmp_path: Path, mon
 def test_without_a_checkpoint_the_family_says_what_it_lacks() -> None:
     report = Report()
     assert report.code == 2
-    reasons = {one["slug"]: one["reason"] for one in report.json["not_tested"]}
+    reasons = {skipped["slug"]: skipped["reason"] for skipped in report.json["not_tested"]}
     assert {reasons[slug] for slug in SLUGS} == {"no checkpoint was named (--checkpoint FILE)"}
 
 
@@ -327,7 +329,7 @@ def test_a_snapshot_carries_the_checkpoint_to_whoever_judges(tmp_path: Path, mon
     path.unlink()
     ended = ddpdoctor("check", "--snapshot", taken, "--select", "checkpoint", "--json")
     assert ended.returncode == 1
-    assert [one["slug"] for one in json.loads(ended.stdout)["findings"]] == ["ckpt-device-pin"]
+    assert [finding["slug"] for finding in json.loads(ended.stdout)["findings"]] == ["ckpt-device-pin"]
 
 
 @pytest.mark.parametrize(

@@ -42,11 +42,11 @@ def pinned(tmp_path: Path) -> Path:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    return {one.name: one.read_bytes() for one in folder.iterdir()}
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def by_slug(report: dict[str, Any]) -> dict[str, tuple[str, str]]:
-    return {one["slug"]: (one["state"], one["reason"]) for one in report["treatments"]}
+    return {treatment["slug"]: (treatment["state"], treatment["reason"]) for treatment in report["treatments"]}
 
 
 def test_settings_and_a_checkpoint_are_fixed_and_confirmed(pinned: Path) -> None:
@@ -238,7 +238,7 @@ def test_each_fix_is_asked_for(tmp_path: Path) -> None:
     assert "source ./ddpdoctor-settings.sh" in shown
     assert "setting-dangerous: you said no" in shown
     lines = (tmp_path / "ddpdoctor-settings.sh").read_text().splitlines()[2:]
-    assert [one.partition("  #")[0] for one in lines] == ["unset GLOO_SOCKET_IFNAM"]
+    assert [line.partition("  #")[0] for line in lines] == ["unset GLOO_SOCKET_IFNAM"]
     assert "\nCONFIRMED      setting-misspelt: its check passes now, and smoke passed" in shown
     # What was left alone is a warning.
     assert code == 0

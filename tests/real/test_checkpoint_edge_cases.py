@@ -52,7 +52,7 @@ def fixed(path: Path, wishes: EditOptions = TO_CPU, equal: Any = None) -> Checkp
     original = loads(path, map_location="cpu") if equal is None else equal
     trusted = accepted(path)
     # Whether torch has that module imported is a matter of what ran before in this process.
-    blockers = [one for one in inspect(path).weights_only_blockers if not one.startswith("torch._dynamo.")]
+    blockers = [blocker for blocker in inspect(path).weights_only_blockers if not blocker.startswith("torch._dynamo.")]
     assert bool(blockers) is not trusted
 
     copied = path.with_name(f"copy-{path.name}")
@@ -114,7 +114,12 @@ def test_a_location_that_is_also_the_users_own_string(others: int, first: str, l
     outcome = fixed(path)
     assert outcome.after is not None
     assert loads(Path(outcome.after.path))["device"] == "cuda:3"
-    assert [one.where for one in outcome.after.device_texts] == ["device", "again[0]", "again[1][0]", "again[2].cuda:3"]
+    assert [text.where for text in outcome.after.device_texts] == [
+        "device",
+        "again[0]",
+        "again[1][0]",
+        "again[2].cuda:3",
+    ]
 
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
@@ -305,7 +310,7 @@ def test_a_device_and_texts_in_the_configuration_stay(protocol: int, tmp_path: P
     outcome = fixed(path)
     assert loads(path)["config"] == config
     assert outcome.after is not None
-    assert {(one.where, one.device) for one in outcome.after.device_texts} == {
+    assert {(text.where, text.device) for text in outcome.after.device_texts} == {
         ("config.device", "cuda:3"),
         ("config.use", "cuda:3"),
         ("config.other", "cuda"),
@@ -484,7 +489,7 @@ def test_checksums_that_were_left_out_stay_out(tmp_path: Path) -> None:
         torch.serialization.set_crc32_options(True)
     fixed(path)
     with zipfile.ZipFile(path) as archive:
-        assert [one.CRC for one in archive.infolist() if one.filename.endswith("data.pkl")] == [0]
+        assert [member.CRC for member in archive.infolist() if member.filename.endswith("data.pkl")] == [0]
 
 
 @pytest.mark.parametrize("to", ["cpu", "cuda:1", "cuda:10"])
@@ -667,7 +672,7 @@ def test_every_state_dict_that_has_it_loses_it(tmp_path: Path) -> None:
     value["plain"] = Model().state_dict()
     path = save(value, tmp_path / "a.pt")
     assert fix(path, EditOptions(strip_prefixes=("module.",))).action is Action.FIXED
-    assert [list(one) for one in loads(path).values()] == [list(Model().state_dict())] * 3
+    assert [list(load) for load in loads(path).values()] == [list(Model().state_dict())] * 3
 
 
 def test_scripts(tmp_path: Path) -> None:

@@ -48,9 +48,9 @@ def healthy(tmp_path: Path) -> Path:
 def test_every_check_says_something_of_this_host(this_host: subprocess.CompletedProcess[str]) -> None:
     report = json.loads(this_host.stdout)
     check_against_schema(report)
-    told = {one["slug"] for one in report["findings"] + report["not_tested"]} | set(report["passed"])
-    assert told == {one.slug for one in all_checks()}
-    assert not [one for one in report["not_tested"] if one["why"] == "crashed"]
+    told = {finding["slug"] for finding in report["findings"] + report["not_tested"]} | set(report["passed"])
+    assert told == {check.slug for check in all_checks()}
+    assert not [skipped for skipped in report["not_tested"] if skipped["why"] == "crashed"]
     assert this_host.stderr == ""
 
 
@@ -113,7 +113,7 @@ def test_one_unreadable_snapshot_does_not_keep_the_others_from_being_judged(sick
     ended = ddpdoctor("check", "--json", "--snapshot", sick, "--snapshot", broken)
     report = json.loads(ended.stdout)
     assert ended.returncode == 1
-    assert [one["slug"] for one in report["findings"]] == ["shm-too-small"]
+    assert [finding["slug"] for finding in report["findings"]] == ["shm-too-small"]
     assert "broken.json" in report["problems"][0]
 
 
@@ -254,8 +254,8 @@ def test_a_terminal_without_unicode(sick: Path) -> None:
 
 def test_list_and_explain_show_every_check() -> None:
     listed = ddpdoctor("list").stdout
-    for one in all_checks():
-        assert one.slug in listed
+    for check in all_checks():
+        assert check.slug in listed
     assert f"{len(all_checks())} checks" in listed
     assert "ddpdoctor explain apex" in listed
     explained = ddpdoctor("explain", "Shm_Too_Small").stdout

@@ -25,9 +25,9 @@ def found(shell: Shell, illness: Illness) -> list[dict[str, Any]]:
     ended = shell.do(f"ddpdoctor check --json --select {illness.slug} {illness.options}")
     assert ended.stdout, ended.stderr
     report = json.loads(ended.stdout)
-    unjudged = [one["reason"] for one in report["not_tested"] if one["why"] != "not-applicable"]
+    unjudged = [skipped["reason"] for skipped in report["not_tested"] if skipped["why"] != "not-applicable"]
     assert not unjudged, unjudged
-    return [one for one in report["findings"] if one["slug"] == illness.slug]
+    return [finding for finding in report["findings"] if finding["slug"] == illness.slug]
 
 
 def smoke(shell: Shell) -> Done:
@@ -42,8 +42,10 @@ def matches(commands: list[str], pattern: str) -> bool:
 def each(*illnesses: Illness) -> list[ParameterSet]:
     """Parameters, of which those that are much like another run with -m thorough alone."""
     return [
-        pytest.param(one, id=one.name.replace(" ", "-"), marks=[pytest.mark.thorough] if one.thorough else [])
-        for one in illnesses
+        pytest.param(
+            illness, id=illness.name.replace(" ", "-"), marks=[pytest.mark.thorough] if illness.thorough else []
+        )
+        for illness in illnesses
     ]
 
 
@@ -59,9 +61,9 @@ def test_found_fixed_and_proved(illness: Illness, tmp_path: Path) -> None:
         hurts(shell, illness)
         commands = finding["fixes"][illness.fix]["commands"]
         assert matches(commands, illness.carried_out), commands
-        for one in commands:
-            ended = shell.answered(one, illness.answer) if illness.answer else shell.do(one)
-            assert ended.code == 0, f"{one}: {ended.stdout} {ended.stderr}"
+        for command in commands:
+            ended = shell.answered(command, illness.answer) if illness.answer else shell.do(command)
+            assert ended.code == 0, f"{command}: {ended.stdout} {ended.stderr}"
         assert found(shell, illness) == []
         if illness.job:
             assert shell.do(illness.job).code == 0
@@ -91,7 +93,7 @@ def said_of(shell: Shell, illness: Illness) -> list[str]:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("illness", each(*(one for one in ILLNESSES if not one.smoke_says)))
+@pytest.mark.parametrize("illness", each(*(illness for illness in ILLNESSES if not illness.smoke_says)))
 def test_smoke_passes_although_it_is_ill(illness: Illness, tmp_path: Path) -> None:
     """As the README says: smoke's own training needs nothing of what is broken."""
     with illness.place(tmp_path) as shell:

@@ -57,4 +57,4 @@ def test_killed_at_every_call(how: str, tmp_path: Path) -> None:
     # The next run doesn't stumble over what the killed ones left.
     subprocess.run(command, check=True)
     assert out.read_bytes() == expected
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["log", "model.pt", "new.pt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "model.pt", "new.pt"]

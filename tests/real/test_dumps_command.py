@@ -42,7 +42,7 @@ def judged(*arguments: str | Path) -> dict[str, Any]:
 )
 def test_dumps_alone_name_the_rank(case: str, slug: str, words: list[str]) -> None:
     told = judged("--dumps", RECORDED / case)
-    assert [one["slug"] for one in told["findings"]] == [slug]
+    assert [finding["slug"] for finding in told["findings"]] == [slug]
     assert all(word in told["findings"][0]["summary"] for word in words)
 
 
@@ -69,7 +69,7 @@ def test_dumps_of_two_hosts_are_one_jobs(tmp_path: Path) -> None:
         (tmp_path / host).mkdir(exist_ok=True)
         shutil.copy(RECORDED / "lagging" / f"rank_{rank}", tmp_path / host)
     told = judged("--dumps", tmp_path / "n1", "--dumps", f"{tmp_path}/n2/rank_")
-    assert [one["slug"] for one in told["findings"]] == ["rank-fell-behind"]
+    assert [finding["slug"] for finding in told["findings"]] == ["rank-fell-behind"]
 
 
 class Evil:

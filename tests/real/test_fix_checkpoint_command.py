@@ -66,7 +66,7 @@ def test_in_place_and_back(tmp_path: Path, zipped: bool) -> None:
 
     dry = fix("--dry-run", path)
     assert (dry.returncode, path.read_bytes()) == (1, before), dry.stdout
-    assert [one.name for one in tmp_path.iterdir()] == ["ckpt.pt"]
+    assert [path.name for path in tmp_path.iterdir()] == ["ckpt.pt"]
 
     done = fix(path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -88,7 +88,7 @@ def test_in_place_and_back(tmp_path: Path, zipped: bool) -> None:
     undone = fix("--undo", path)
     assert undone.stdout.startswith("UNDONE")
     assert (undone.returncode, path.read_bytes()) == (0, before)
-    assert [one.name for one in tmp_path.iterdir()] == ["ckpt.pt"]
+    assert [path.name for path in tmp_path.iterdir()] == ["ckpt.pt"]
     assert fix("--undo", path).returncode == 2
 
 
@@ -167,7 +167,7 @@ def test_a_folder_for_one_file_is_meant_as_for_cp(ckpt: Path, tmp_path: Path) ->
 def test_another_device(ckpt: Path) -> None:
     done = fix("--json", "--to", "cuda:1", ckpt)
     after = json.loads(done.stdout)["files"][0]["after"]
-    assert (done.returncode, [one["device"] for one in after["pins"]]) == (0, ["cuda:1"])
+    assert (done.returncode, [pin["device"] for pin in after["pins"]]) == (0, ["cuda:1"])
 
 
 def test_a_malicious_file_is_told_of_and_not_run(tmp_path: Path) -> None:
@@ -270,8 +270,8 @@ def test_json_follows_the_schema_and_proves_the_treatment(ckpt: Path, tmp_path: 
     check_against_schema(report)
     assert (done.returncode, done.stderr, report["verdict"], report["command"]) == (0, "", "ok", "fix-checkpoint")
     assert "ckpt-device-pin" in report["passed"]
-    assert [one["device"] for one in report["files"][0]["before"]["pins"]] == ["cuda:3"]
-    assert [one["device"] for one in report["files"][0]["after"]["pins"]] == ["cpu"]
+    assert [pin["device"] for pin in report["files"][0]["before"]["pins"]] == ["cuda:3"]
+    assert [pin["device"] for pin in report["files"][0]["after"]["pins"]] == ["cpu"]
     both = fix("--json", ckpt, pointer)
     report = json.loads(both.stdout)
     check_against_schema(report)
@@ -314,7 +314,7 @@ def test_wrong_usage_exits_2_and_changes_nothing(ckpt: Path, arguments: list[str
 def test_help_names_every_command_as_it_is_typed() -> None:
     text = ddpdoctor("--help").stdout
     rows = [line.split()[1] for line in text.partition("Commands")[2].splitlines() if line.startswith("│ ")]
-    assert [one for one in rows if one in ("check", "fix-checkpoint", "snapshot", "list", "explain")] == [
+    assert [row for row in rows if row in ("check", "fix-checkpoint", "snapshot", "list", "explain")] == [
         "check",
         "fix-checkpoint",
         "snapshot",
@@ -409,7 +409,7 @@ def test_no_answer_changes_nothing(gan: Path, tmp_path: Path, typed: str, code: 
     terminal.type(typed)
     assert terminal.end() == code, terminal.output
     assert code == 2 or "Stopped. Nothing was changed." in terminal.output
-    assert [one.name for one in tmp_path.iterdir()] == ["gan.pt"]
+    assert [path.name for path in tmp_path.iterdir()] == ["gan.pt"]
 
 
 SLOW = """

@@ -79,7 +79,7 @@ def test_after_a_kill_the_next_run_says_what_became_of_it(layout: str, pinned: b
             undone = ddpdoctor("fix-checkpoint", "--undo", path)
             assert undone.returncode == 0, undone.stdout + undone.stderr
             assert path.read_bytes() == original
-            assert sorted(one.name for one in tmp_path.iterdir()) == ["last.pt", "trace"]
+            assert sorted(path.name for path in tmp_path.iterdir()) == ["last.pt", "trace"]
         assert number > 2
         assert ddpdoctor("fix-checkpoint", "--undo", path).returncode == 0
     assert said == {"before it changed anything", "is taken back", "is complete, and stays"}

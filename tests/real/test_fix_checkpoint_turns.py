@@ -32,7 +32,7 @@ def all_at_once(*arguments: str | Path) -> list[tuple[int, str]]:
         )
         for _ in range(RUNS)
     ]
-    said = [one.communicate(timeout=120)[0] for one in runs]
+    said = [run.communicate(timeout=120)[0] for run in runs]
     return [(one.returncode, text) for one, text in zip(runs, said, strict=True)]
 
 
@@ -47,7 +47,7 @@ def test_one_fixes_the_file_and_the_others_find_it_clean(tmp_path: Path, zipped:
         assert same(torch.load(path, weights_only=True), weights())
         assert ddpdoctor("fix-checkpoint", "--undo", path).returncode == 0
         assert path.read_bytes() == before
-        assert [one.name for one in tmp_path.iterdir()] == ["ckpt.pt"]
+        assert [path.name for path in tmp_path.iterdir()] == ["ckpt.pt"]
 
 
 def without_turns(folder: Path) -> None:
@@ -80,7 +80,7 @@ def test_without_locks_on_folders_they_come_to_the_same_by_chance(tmp_path: Path
         )
         for _ in range(RUNS)
     ]
-    said = [one.communicate(timeout=300)[0] for one in runs]
+    said = [run.communicate(timeout=300)[0] for run in runs]
     assert Counter(said) == {"fixed \n": 1, "clean \n": RUNS - 1}
     assert same(torch.load(path, weights_only=True), weights())
 

@@ -33,11 +33,11 @@ def test_the_dumps_of_a_job_that_hangs(tmp_path: Path) -> None:
     )
     found = read_dumps([f"{tmp_path}/rank_?"])
     assert found.refused == ()
-    calls = {one.rank: one.groups[0].entries[-1] for one in found.recorded}
+    calls = {recording.rank: recording.groups[0].entries[-1] for recording in found.recorded}
     assert {rank: call.number for rank, call in calls.items()} == {0: 4, 1: 4, 2: 3}
     assert {call.name for call in calls.values()} == {"gloo:all_reduce"}
     assert all(call.frames[2].path == flight_recordings.__file__ for call in calls.values())
-    assert all(one.written for one in found.recorded)
+    assert all(recording.written for recording in found.recorded)
 
 
 @contextmanager
@@ -81,7 +81,9 @@ def test_a_ranks_dump_is_found_where_torch_writes_it(tmp_path: Path, settings: d
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(RECORDED / "rank_1", path)
         found = dumps_of(job)
-    assert [(one.rank, one.file, one.host) for one in found.recorded] == [(3, str(path), socket.gethostname())]
+    assert [(recording.rank, recording.file, recording.host) for recording in found.recorded] == [
+        (3, str(path), socket.gethostname())
+    ]
     assert found.note == f"1 dump that this job wrote: {path}"
     assert found.refused == ()
 

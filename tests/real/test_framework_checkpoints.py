@@ -16,7 +16,7 @@ from tests.support.command import ddpdoctor, plain_environ
 def findings(path: Path) -> dict[str, dict[str, Any]]:
     """What is said of the checkpoints there, by slug; nothing that fails."""
     done = ddpdoctor("check", "--json", "--select", "checkpoint", "--checkpoint", str(path), environ=plain_environ())
-    found = {one["slug"]: one for one in json.loads(done.stdout)["findings"]}
+    found = {finding["slug"]: finding for finding in json.loads(done.stdout)["findings"]}
     assert done.returncode == 0, found
     return found
 

@@ -36,9 +36,9 @@ def jobs_with(report: dict[str, Any], pids: list[int]) -> list[list[int]]:
 def about(report: dict[str, Any], pids: list[int]) -> list[str]:
     """Summaries of the findings that name one of them."""
     return [
-        one["summary"]
-        for one in report["findings"]
-        if one["slug"] in OF_JOBS and any(str(pid) in json.dumps(one) for pid in pids)
+        finding["summary"]
+        for finding in report["findings"]
+        if finding["slug"] in OF_JOBS and any(str(pid) in json.dumps(finding) for pid in pids)
     ]
 
 
@@ -65,13 +65,13 @@ def test_local_rank_left_in_the_shell(tmp_path: Path) -> None:
         assert "alone" in summary
         assert report["jobs"][0]["world_size"] is None
         hang = jobs("--hang", str(pid))
-        (waiting,) = [one for one in hang["findings"] if one["slug"] == "rendezvous-waiting"]
+        (waiting,) = [finding for finding in hang["findings"] if finding["slug"] == "rendezvous-waiting"]
         assert "all ranks are there" not in waiting["summary"]
         assert "LOCAL_RANK=0" in waiting["cause"]
         assert ["unset LOCAL_RANK"] in [fix["commands"] for fix in waiting["fixes"]]
         done = ddpdoctor("check", "--quick", "--json", environ={**plain_environ(), "LOCAL_RANK": "0"})
         found = json.loads(done.stdout)
-        assert "rank-leftover" in [one["slug"] for one in found["findings"]]
+        assert "rank-leftover" in [finding["slug"] for finding in found["findings"]]
         assert about(found, [pid])
 
 
@@ -83,11 +83,11 @@ def test_node_rank_left_in_the_shell(tmp_path: Path) -> None:
         assert jobs_with(report, pids) == [pids]
         (summary,) = about(report, pids)
         assert "ranks 2 and 3 beyond the world" in summary
-        (finding,) = [one for one in report["findings"] if one["summary"] == summary]
+        (finding,) = [finding for finding in report["findings"] if finding["summary"] == summary]
         assert "unset NODE_RANK GROUP_RANK" in finding["fixes"][0]["commands"]
         done = ddpdoctor("check", "--quick", "--json", environ={**plain_environ(), "NODE_RANK": "1"})
         found = json.loads(done.stdout)
-        assert "rank-leftover" in [one["slug"] for one in found["findings"]]
+        assert "rank-leftover" in [finding["slug"] for finding in found["findings"]]
 
 
 def test_accelerate_that_starts_one_process_of_two(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_accelerate_that_starts_one_process_of_two(tmp_path: Path) -> None:
         assert jobs_with(report, [rank]) == [[rank]]
         (summary,) = about(report, [rank])
         assert "fewer than asked for" in summary
-        (finding,) = [one for one in report["findings"] if one["summary"] == summary]
+        (finding,) = [finding for finding in report["findings"] if finding["summary"] == summary]
         # Without it each would train alone: accelerate looks for GPUs first.
         assert finding["fixes"][0]["commands"] == ["ACCELERATE_USE_CPU=true torchrun --nproc-per-node=2 train.py"]
 
@@ -115,7 +115,7 @@ def test_under_torchrun_healthy_and_then_with_a_stopped_rank(tmp_path: Path, scr
         assert jobs_with(report, pids) == [pids]
         assert about(report, pids) == []
         hang = jobs("--hang", str(pids[0]))
-        assert [one["slug"] for one in hang["findings"] if one["severity"] == "fail"] == []
+        assert [finding["slug"] for finding in hang["findings"] if finding["severity"] == "fail"] == []
         os.kill(pids[1], signal.SIGSTOP)
         wait_until(lambda: "\nState:\tT" in Path(f"/proc/{pids[1]}/status").read_text())
         stopped = jobs(str(pids[0]))
@@ -130,7 +130,7 @@ def test_transformers_trainer_under_torchrun_healthy_and_then_asleep_in_user_cod
     with job_of(tmp_path, TRAINER, TORCHRUN) as job:
         (pids,) = pids_of(job, ["rank"])
         assert about(jobs(str(pids[0])), pids) == []
-        assert [one["severity"] for one in jobs("--hang", str(pids[0]))["findings"]].count("fail") == 0
+        assert [finding["severity"] for finding in jobs("--hang", str(pids[0]))["findings"]].count("fail") == 0
         (job.folder / "sleep").touch()
         job.wait_for("rank-1.asleep")
         wait_until(lambda: "rank 1" in first_summary(jobs("--hang", str(pids[0]))))
@@ -161,7 +161,9 @@ def test_accelerate_and_the_trainer_by_accelerates_mpirun_healthy_and_then_with_
         assert jobs_with(report, pids) == sorted(ranks)
         assert about(report, pids) == []
         for job in started:
-            assert [one["severity"] for one in jobs("--hang", str(job.process.pid))["findings"]].count("fail") == 0
+            assert [finding["severity"] for finding in jobs("--hang", str(job.process.pid))["findings"]].count(
+                "fail"
+            ) == 0
         for _, second in ranks:
             os.kill(second, signal.SIGSTOP)
         wait_until(lambda: all(state(second) == "T" for _, second in ranks))
@@ -180,7 +182,7 @@ def test_accelerate_whose_configuration_asks_for_more_than_it_starts(tmp_path: P
     with job_of(tmp_path, ACCELERATE, shell) as job:
         job.wait_for("rank-0.training")
         report = jobs(str(job.process.pid))
-        (finding,) = [one for one in report["findings"] if "fewer than asked for" in one["summary"]]
+        (finding,) = [finding for finding in report["findings"] if "fewer than asked for" in finding["summary"]]
         assert f"4 processes were asked for ({tmp_path}/cluster.yaml, line 2)" in finding["evidence"][0]["text"]
 
 

@@ -39,7 +39,7 @@ def test_unused_parameters_as_transformers_trainer_spells_it(tmp_path: Path) -> 
     log = tmp_path / "log.txt"
     log.write_text(done.stdout + done.stderr)
     told = json.loads(ddpdoctor("diagnose-log", "--json", str(log), environ=plain_environ()).stdout)
-    (finding,) = [one for one in told["findings"] if one["slug"] == "unused-parameters"]
+    (finding,) = [finding for finding in told["findings"] if finding["slug"] == "unused-parameters"]
     assert any("TrainingArguments(ddp_find_unused_parameters=True)" in fix["text"] for fix in finding["fixes"]), (
         finding["fixes"]
     )

@@ -61,7 +61,11 @@ class FrameworkJobs:
     def findings(self, *arguments: str) -> list[dict[str, Any]]:
         """Those that name one of the ranks: other tests' processes are seen, too."""
         pids = [f"pid {pid})" for ranks in self.pids.values() for pid in ranks]
-        return [one for one in self.report(*arguments)["findings"] if any(pid in json.dumps(one) for pid in pids)]
+        return [
+            finding
+            for finding in self.report(*arguments)["findings"]
+            if any(pid in json.dumps(finding) for pid in pids)
+        ]
 
     def hangs(self) -> dict[str, list[dict[str, Any]]]:
         """Of each job what --hang finds, looked at side by side."""
@@ -136,6 +140,6 @@ def test_a_stopped_rank_of_each(jobs: FrameworkJobs) -> None:
 
     def all_named() -> bool:
         found.update(jobs.hangs())
-        return all(any("rank 1" in one["summary"].lower() for one in findings) for findings in found.values())
+        return all(any("rank 1" in finding["summary"].lower() for finding in findings) for findings in found.values())
 
     wait_until(all_named, str(found))

@@ -47,7 +47,7 @@ def told_by(look: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def slugs(told: Mapping[str, Any]) -> list[str]:
-    return [one["slug"] for one in told["findings"]]
+    return [finding["slug"] for finding in told["findings"]]
 
 
 def stack(told: Mapping[str, Any], rank: int) -> list[str]:
@@ -97,7 +97,7 @@ def test_a_healthy_job_moves_and_ends_its_training_unharmed(tmp_path: Path) -> N
             told = looked(job, seconds=5)
         assert (told["verdict"], slugs(told)) == ("ok", [])
         assert told["hang"]["backend"] == "gloo"
-        assert all(one["watched"]["elsewhere"] > 2 for one in told["hang"]["ranks"])
+        assert all(rank["watched"]["elsewhere"] > 2 for rank in told["hang"]["ranks"])
         stop_while_it_looks(job)
         assert job.step(0) > before
         job.wait_for("rank-0.done")
@@ -156,7 +156,7 @@ def test_a_stuck_data_loader_is_named_by_the_line_of_its_worker(stuck: RunningJo
     assert stack(told, 0)[0] == "all_reduce"
     [seen] = told["hang"]["ranks"][1]["workers"]
     assert seen["pid"] == int(worker)
-    functions = [one["function"] for one in seen["looks"][-1]["frames"]]
+    functions = [frame["function"] for frame in seen["looks"][-1]["frames"]]
     assert functions[:2] == ["sleep_for_good", "Stuck.__getitem__"]
     # py-spy as it lies beside this Python, not on anybody's PATH.
     py_spy = Path(sys.executable).with_name("py-spy")
@@ -170,7 +170,7 @@ def test_a_stuck_data_loader_is_named_by_the_line_of_its_worker(stuck: RunningJo
 def test_another_user_is_told_what_could_not_be_seen_and_who_can(stuck: RunningJob) -> None:
     told = looked(stuck, pid=stuck.process.pid, prefix=A_FOREIGN_USER)
     assert (told["verdict"], slugs(told)) == ("unknown", [])
-    assert all(not look["frames"] for one in told["hang"]["ranks"] for look in one["watched"]["looks"])
+    assert all(not look["frames"] for rank in told["hang"]["ranks"] for look in rank["watched"]["looks"])
     [sentence] = told["hang"]["hidden"]
     assert "belong to root" in sentence
     assert sentence.endswith(f"sudo {sys.executable} -I -m ddpdoctor jobs --hang {stuck.process.pid}")
@@ -197,7 +197,7 @@ def test_a_killed_rank_a_stopped_one_and_a_launcher_that_takes_no_note(tmp_path:
         os.kill(pids[2], signal.SIGSTOP)
         wait_until(lambda: (state(pids[1]), state(pids[2])) == ("Z", "T"), "a dead and a stopped rank")
         told = looked(job, pid=job.process.pid)
-        ranks = {one["rank"]: one for one in told["hang"]["ranks"]}
+        ranks = {rank["rank"]: rank for rank in told["hang"]["ranks"]}
         assert set(ranks) == {0, 1, 2}
         assert ranks[1]["gone"]
         assert ranks[2]["watched"]["looks"][-1]["state"] == "T"
@@ -225,7 +225,7 @@ def test_a_rank_in_a_debugger_s_hands_is_left_alone(tmp_path: Path) -> None:
         assert tracer.stdout
         tracer.stdout.readline()
         told = looked(job)
-        ranks = {one["rank"]: one for one in told["hang"]["ranks"]}
+        ranks = {rank["rank"]: rank for rank in told["hang"]["ranks"]}
         last = ranks[1]["watched"]["looks"][-1]
         assert last["frames"] == []
         assert f"pid {tracer.pid}" in last["source"]
@@ -241,7 +241,7 @@ def test_from_outside_of_its_container(tmp_path: Path) -> None:
     inside = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
     with by_hand(tmp_path, real=False, prefix=inside) as job:
         assert [job.pid(rank) for rank in range(2)] == [1, 1]
-        wrappers = {one.pid for one in job.started}
+        wrappers = {process.pid for process in job.started}
         told = looked(job, pid=next(pid for pid in job.pids() if pid not in wrappers))
         for one in told["hang"]["ranks"]:
             assert one["watched"]["samples"] > 10

@@ -63,7 +63,7 @@ def test_small_shared_memory() -> None:
     assert isinstance(snapshot.shared_memory, SharedMemory)
     assert snapshot.shared_memory.size == 16 * MIB
     result = judged(snapshot, "shm-too-small", 2)
-    assert [one.severity for one in result.findings] == [FAIL]
+    assert [finding.severity for finding in result.findings] == [FAIL]
     assert "16 MiB" in result.findings[0].summary
 
 
@@ -97,7 +97,7 @@ def test_full_working_folder(tmp_path: Path) -> None:
         "disks",
         unshared=True,
     )
-    summaries = [one.summary for one in judged(snapshot, "disk-full", 1).findings if one.severity is FAIL]
+    summaries = [finding.summary for finding in judged(snapshot, "disk-full", 1).findings if finding.severity is FAIL]
     assert summaries == [f"{tmp_path} is short of space: 0 B of 4 MiB free; on it: working folder"]
 
 
@@ -109,8 +109,12 @@ def test_read_only_working_folder(tmp_path: Path) -> None:
         "disks",
         unshared=True,
     )
-    findings = [one for one in judged(snapshot, "folder-not-writable", 1).findings if "working folder" in one.summary]
-    assert [(one.severity, one.cause) for one in findings] == [(WARN, "It is mounted read-only.")]
+    findings = [
+        finding
+        for finding in judged(snapshot, "folder-not-writable", 1).findings
+        if "working folder" in finding.summary
+    ]
+    assert [(finding.severity, finding.cause) for finding in findings] == [(WARN, "It is mounted read-only.")]
 
 
 @pytest.mark.root
@@ -119,7 +123,7 @@ def test_no_inodes_left(tmp_path: Path) -> None:
     snapshot = snapshot_within(
         f'mount -t tmpfs -o nr_inodes=20 tmpfs {tmp_path}; cd {tmp_path}; "$@"', "disks", unshared=True
     )
-    summaries = [one.summary for one in judged(snapshot, "disk-full", 1).findings]
+    summaries = [finding.summary for finding in judged(snapshot, "disk-full", 1).findings]
     assert any(f"{tmp_path} is short of inodes" in summary for summary in summaries)
 
 
@@ -147,10 +151,10 @@ def test_a_file_system_that_never_answers(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr.decode()
     assert time.monotonic() - start < 20, "the thread that hangs must not keep the others, or the end, waiting"
     snapshot = msgspec.json.decode(ended.stdout, type=Snapshot)
-    summaries = [one.summary for one in judged(snapshot, "disk-unanswered", 1).findings]
+    summaries = [finding.summary for finding in judged(snapshot, "disk-unanswered", 1).findings]
     assert summaries == [f"The file system of {tmp_path} doesn't answer"]
     assert isinstance(snapshot.disks, Disks)
-    assert "home" in [one.purpose for one in snapshot.disks.folders]
+    assert "home" in [folder.purpose for folder in snapshot.disks.folders]
 
 
 def test_few_open_files() -> None:

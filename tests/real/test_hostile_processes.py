@@ -112,7 +112,7 @@ def is_seen_whole(pid: int, found: Processes) -> bool:
 
 def of(crowd: int, found: Processes) -> list[Process]:
     """Its processes, which have a session of their own."""
-    return [one for one in found.listed if one.session == crowd]
+    return [entry for entry in found.listed if entry.session == crowd]
 
 
 @pytest.mark.parametrize("sign", ["+", "a.", "(a", "%-", "://a", "token="])
@@ -121,9 +121,9 @@ def test_settings_that_would_take_a_pattern_for_ever(sign: str, eve: User, innoc
     with crowd(eve, 8, RANK | {f"NCCL_{number}": long for number in range(9)} | {"OMPI_COMM_WORLD_X": long}):
         found = ddpdoctor("check", "--quick", "--json", "-v")
     said = json.loads(found.stdout)
-    assert not [one for one in said["not_tested"] if "no answer" in one["reason"]]
+    assert not [skipped for skipped in said["not_tested"] if "no answer" in skipped["reason"]]
     listed = next(iter(said["facts"].values()))["processes"]["listed"]
-    assert innocent in [one["pid"] for one in listed]
+    assert innocent in [entry["pid"] for entry in listed]
 
 
 @pytest.mark.parametrize("deep", [False, True])
@@ -132,10 +132,10 @@ def test_more_processes_than_anybody_has(deep: bool, eve: User, innocent: int, m
     with crowd(eve, 300, RANK, threads=1, deep=deep) as hers:
         found = look()
     assert is_seen_whole(innocent, found)
-    (spared,) = [one for one in found.spared if one.uid == eve.uid]
+    (spared,) = [process for process in found.spared if process.uid == eve.uid]
     assert spared.count >= 200
     assert 0 < len(of(hers, found)) <= 100
-    assert any(eve.name in one for one in blind_spots(found, Unknown("no GPU"), Unknown("not asked")))
+    assert any(eve.name in spot for spot in blind_spots(found, Unknown("no GPU"), Unknown("not asked")))
 
 
 def test_more_in_environments_than_is_kept(eve: User, innocent: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +143,7 @@ def test_more_in_environments_than_is_kept(eve: User, innocent: int, monkeypatch
     with crowd(eve, 20, RANK | {f"NCCL_{number}": "x" * 1000 for number in range(200)}):
         found = look()
     assert is_seen_whole(innocent, found)
-    (spared,) = [one for one in found.spared if one.uid == eve.uid]
+    (spared,) = [process for process in found.spared if process.uid == eve.uid]
     assert spared.count >= 10
 
 
@@ -169,8 +169,8 @@ def test_time_that_her_processes_take(eve: User, innocent: int, monkeypatch: pyt
     monkeypatch.setattr(reading_limits, "MAX_SECONDS_OF_A_USER", 0.05)
     with crowd(eve, 30, RANK, threads=20, files=900):
         found = look()
-    assert [one.uid for one in found.spared if one.uid == eve.uid]
-    assert innocent in [one.pid for one in found.listed]
+    assert [process.uid for process in found.spared if process.uid == eve.uid]
+    assert innocent in [entry.pid for entry in found.listed]
 
 
 def test_open_files_without_an_end(eve: User, innocent: int, monkeypatch: pytest.MonkeyPatch) -> None:

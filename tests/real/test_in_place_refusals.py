@@ -57,7 +57,7 @@ def seen(path: Path) -> tuple[bytes, int, int, list[str]]:
 
 def names(folder: Path) -> list[str]:
     """But for the folder that a new ext4 has."""
-    return sorted(one.name for one in folder.iterdir() if one.name != "lost+found")
+    return sorted(path.name for path in folder.iterdir() if path.name != "lost+found")
 
 
 def works(path: Path, change: Change = CHANGE) -> None:
@@ -246,7 +246,7 @@ print(*seen)
             break
         except Refused as error:
             refusals.add(error.text.partition(":")[0])
-    assert all(one == "The file is in use" or "can't see" in one for one in refusals), refusals
+    assert all(refusal == "The file is in use" or "can't see" in refusal for refusal in refusals), refusals
     said, _ = reader.communicate(timeout=60)
     assert set(said.split()) <= set(hashed)
     assert path.read_bytes() == FIXED

@@ -33,22 +33,22 @@ def told(*arguments: object, environ: dict[str, str] | None = None) -> dict[str,
 def job_in(report: dict[str, Any], job: RunningJob) -> dict[str, Any]:
     """That one of the jobs that are told of."""
     pid = job.pid(0)
-    (found,) = [one for one in report["jobs"] if pid in pids(one)]
+    (found,) = [job for job in report["jobs"] if pid in pids(job)]
     return dict(found)
 
 
 def pids(one: dict[str, Any]) -> list[int]:
-    return [each["process"]["pid"] for each in one["ranks"]]
+    return [rank["process"]["pid"] for rank in one["ranks"]]
 
 
 def remarks(report: dict[str, Any]) -> dict[str, list[int]]:
     """What stands out in the only job that is told of, to its ranks."""
     (one,) = report["jobs"]
-    return {each["remark"]: each["ranks"] for each in one["remarks"]}
+    return {remark["remark"]: remark["ranks"] for remark in one["remarks"]}
 
 
 def findings(report: dict[str, Any]) -> dict[str, str]:
-    return {one["slug"]: one["severity"] for one in report["findings"]}
+    return {finding["slug"]: finding["severity"] for finding in report["findings"]}
 
 
 def test_torchrun_s_job_healthy_then_stopped_then_orphaned(tmp_path: Path) -> None:
@@ -57,8 +57,8 @@ def test_torchrun_s_job_healthy_then_stopped_then_orphaned(tmp_path: Path) -> No
         ranks = [job.pid(0), job.pid(1)]
         healthy = told(ranks[1])
         (one,) = healthy["jobs"]
-        assert [each["pid"] for each in one["launchers"]] == [job.process.pid]
-        assert [(each["rank"], each["source"], each["process"]["pid"]) for each in one["ranks"]] == [
+        assert [launcher["pid"] for launcher in one["launchers"]] == [job.process.pid]
+        assert [(rank["rank"], rank["source"], rank["process"]["pid"]) for rank in one["ranks"]] == [
             (0, "RANK", ranks[0]),
             (1, "RANK", ranks[1]),
         ]
@@ -70,7 +70,7 @@ def test_torchrun_s_job_healthy_then_stopped_then_orphaned(tmp_path: Path) -> No
         stopped = told(job.process.pid)
         assert remarks(stopped) == {"stopped": [1]}
         assert findings(stopped)["rank-not-running"] == "fail"
-        (fix,) = [each["fixes"] for each in stopped["findings"] if each["slug"] == "rank-not-running"]
+        (fix,) = [finding["fixes"] for finding in stopped["findings"] if finding["slug"] == "rank-not-running"]
         subprocess.run(fix[0]["commands"][0], shell=True, check=True)
         step = job.step(1)
         wait_until(lambda: job.step(1) > step + 1)
@@ -148,7 +148,7 @@ def test_a_job_in_a_pid_namespace_of_its_own(tmp_path: Path) -> None:
         # What it calls itself is its pid in there.
         outside = [pid for pid in job.pids() if f"NSpid:\t{pid}\t{inside}\n" in Path(f"/proc/{pid}/status").read_text()]
         (one,) = told(outside[0])["jobs"]
-        (rank,) = [each["process"] for each in one["ranks"] if each["rank"] == 1]
+        (rank,) = [rank["process"] for rank in one["ranks"] if rank["rank"] == 1]
         assert (rank["pid"], rank["pid_inside"]) == (outside[0], inside)
         done = ddpdoctor("jobs", str(outside[0]))
         assert f"{outside[0]} ({inside} inside)" in done.stdout

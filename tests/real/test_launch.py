@@ -25,7 +25,7 @@ rank = os.environ.get("RANK") or os.environ["OMPI_COMM_WORLD_RANK"]
 with open(f"{sys.argv[1]}/{rank}.json", "w") as file:
     json.dump(dict(os.environ), file)
 """
-OURS = [one for one in all_checks() if one.family in ("settings", "leftovers", "visible_gpus", "launch")]
+OURS = [check for check in all_checks() if check.family in ("settings", "leftovers", "visible_gpus", "launch")]
 
 
 def clean_environment() -> dict[str, str]:

@@ -80,7 +80,7 @@ def alias(host: Host) -> None:
 
 
 CASES = (
-    *({"NCCL_SOCKET_IFNAME": one} for one in VALUES),
+    *({"NCCL_SOCKET_IFNAME": value} for value in VALUES),
     *({"NCCL_SOCKET_FAMILY": one} for one in ("AF_INET", "AF_INET6")),
     *(
         {"NCCL_COMM_ID": one}

@@ -91,7 +91,7 @@ class Node:
 
         def runs() -> bool:
             children = psutil.Process(self.process.pid).children(recursive=True)
-            found[:] = [one for one in children if "collective.py" in " ".join(_command_line(one))]
+            found[:] = [child for child in children if "collective.py" in " ".join(_command_line(child))]
             return bool(found)
 
         until(runs, f"{self.host.hostname} runs torch")
@@ -152,9 +152,9 @@ def test_strangers_on_the_port_are_refused_and_named_and_stop_nobody(hosts, tmp_
         knocking.kill()
         knocking.communicate()
     assert listening(n1) == set()
-    assert [(one.code, one.slugs) for one in ran] == [(0, set()), (0, set())]
+    assert [(run.code, run.slugs) for run in ran] == [(0, set()), (0, set())]
     strangers = ran[0].report["strangers"]
-    assert all(one.startswith("10.77.0.13: ") for one in strangers)
+    assert all(stranger.startswith("10.77.0.13: ") for stranger in strangers)
     said = "\n".join(strangers)
     for words in (
         "connected and went away without a word (a port scan or a health check)",
@@ -168,7 +168,7 @@ def test_strangers_on_the_port_are_refused_and_named_and_stop_nobody(hosts, tmp_
 
 def lost(ran: Ran) -> dict[str, str]:
     """Which hosts went away, and how."""
-    return {one["host"]: one["lost"] for one in ran.report["nodes"] if one.get("lost")}
+    return {node["host"]: node["lost"] for node in ran.report["nodes"] if node.get("lost")}
 
 
 def test_while_they_wait_for_each_other(hosts, tmp_path):
@@ -196,9 +196,9 @@ def test_while_they_wait_for_each_other(hosts, tmp_path):
     assert lost(stopped[0]) == {"n2": "lost during join: stopped by its user: Ctrl-C"}
     assert "the other nodes were told" in stopped[1].stderr
     assert [one.code for one in hub_killed] == [-signal.SIGKILL, 2]
-    assert any("netcheck was stopped or killed there" in one for one in hub_killed[1].report["problems"])
+    assert any("netcheck was stopped or killed there" in problem for problem in hub_killed[1].report["problems"])
     assert [one.code for one in hub_stopped] == [130, 2]
-    assert any("stopped by its user on node 0" in one for one in hub_stopped[1].report["problems"])
+    assert any("stopped by its user on node 0" in problem for problem in hub_stopped[1].report["problems"])
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
@@ -208,11 +208,11 @@ def test_in_the_middle_of_the_collective(hosts, tmp_path, who, number):
     nodes = [Node(tmp_path, host, rank, "--wait", "10") for rank, host in enumerate(hosts[:2])]
     ranks = [rank for node in nodes for rank in node.until_torch_runs()]
     nodes[who].send(number)
-    ran = [one.end(20) for one in nodes]
+    ran = [node.end(20) for node in nodes]
     until(lambda: not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks), "ranks end")
     codes = [2, 2] if who == 0 else [1, 1]
     codes[who] = -number if number == signal.SIGKILL else 130
-    assert [one.code for one in ran] == codes
+    assert [run.code for run in ran] == codes
     if who:
         why = "the connection was closed" if number == signal.SIGKILL else "stopped by its user: Ctrl-C"
         assert lost(ran[0]) == {"n2": f"lost during gloo: {why}"}
@@ -288,7 +288,7 @@ def test_a_hostile_node_of_the_job_harms_nobody(hosts, tmp_path, cases):
         nodes = [Node(tmp_path, hosts[rank], rank, "--quick", "--wait", "8", nnodes=3, port=port) for rank in range(2)]
         jobs[case] = (nodes, hostile(hosts[2], "guest", case, MASTER, port, 2))
     try:
-        ran = {case: [one.end(60) for one in nodes] for case, (nodes, _) in jobs.items()}
+        ran = {case: [node.end(60) for node in nodes] for case, (nodes, _) in jobs.items()}
     finally:
         for _, odd in jobs.values():
             odd.kill()
@@ -297,15 +297,16 @@ def test_a_hostile_node_of_the_job_harms_nobody(hosts, tmp_path, cases):
         assert (first.code, second.code) == (1, 1), case
         if words := GUESTS[case]:
             assert words in first.stdout, (case, first.report)
-        commands = [one for each in first.report["findings"] for fix in each["fixes"] for one in fix["commands"]]
-        assert not any("touch" in one or "\x1b" in one for one in commands), case
+        commands = [one for finding in first.report["findings"] for fix in finding["fixes"] for one in fix["commands"]]
+        assert not any("touch" in command or "\x1b" in command for command in commands), case
         # The two honest ones reach each other, whatever the third said and did.
         for reach in first.report["matrix"]["reach"]:
             assert (reach["rows"][0][1], reach["rows"][1][0]) == (".", "."), (case, reach)
         assert not any(
-            each.get("node") in ("n1", "n2") and each["slug"].endswith("ports") for each in first.report["findings"]
+            finding.get("node") in ("n1", "n2") and finding["slug"].endswith("ports")
+            for finding in first.report["findings"]
         )
-    assert all(listening(one) == set() for one in hosts[:2])
+    assert all(listening(host) == set() for host in hosts[:2])
 
 
 HUBS = {
@@ -338,8 +339,8 @@ def test_a_hostile_hub_harms_nobody(hosts, tmp_path):
         if words := HUBS[case]:
             assert one.code == 2, case
             problems = one.report["problems"]
-            assert any(words in each for each in problems), (case, problems)
-            assert all(each.isprintable() and len(each) < 400 for each in problems), case
+            assert any(words in problem for problem in problems), (case, problems)
+            assert all(problem.isprintable() and len(problem) < 400 for problem in problems), case
     # Another version's check, in words of its own.
     assert ran["part"].code == 1
     (odd,) = ran["part"].findings("flux-capacitor")

@@ -55,7 +55,7 @@ def named(ran: Ran, slug: str, *nodes: str) -> None:
 
 
 def passed(*all_ran: Ran) -> None:
-    assert [(one.code, one.slugs) for one in all_ran] == [(0, set())] * len(all_ran), [one.stdout for one in all_ran]
+    assert [(run.code, run.slugs) for run in all_ran] == [(0, set())] * len(all_ran), [run.stdout for run in all_ran]
 
 
 # --- versions -----------------------------------------------------------------------------------------------------------
@@ -131,8 +131,8 @@ def with_pythons(hosts: Sequence[Host], pythons: Sequence[str]) -> list[Ran]:
 def mend(ran: Ran, slug: str, host: Host, environments: Environments) -> None:
     """Carries out the first fix, word for word."""
     commands = ran.findings(slug)[0]["fixes"][0]["commands"]
-    for one in commands:
-        host.run("sh", "-c", one, environ=os.environ | environments.environ, seconds=DEADLINE)
+    for command in commands:
+        host.run("sh", "-c", command, environ=os.environ | environments.environ, seconds=DEADLINE)
 
 
 def test_another_torch_on_one_node(trio: list[Host], environments: Environments) -> None:
@@ -181,11 +181,11 @@ def test_each_node_is_told_in_which_settings_it_differs(trio: list[Host], tmp_pa
         "n3": having | {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"},
     }
     all_ran = netcheck(trio, each=each)
-    assert {one.code for one in all_ran} == {1}
-    assert [one.slugs for one in all_ran] == [{"env-not-propagated"}] * 3
+    assert {run.code for run in all_ran} == {1}
+    assert [run.slugs for run in all_ran] == [{"env-not-propagated"}] * 3
     named(all_ran[0], "env-not-propagated", "n1", "n2", "n3")
-    assert [len(one.findings("env-not-propagated")) for one in all_ran] == [3, 1, 1]
-    own = {one["node"]: one for one in all_ran[0].findings("env-not-propagated")}
+    assert [len(run.findings("env-not-propagated")) for run in all_ran] == [3, 1, 1]
+    own = {finding["node"]: finding for finding in all_ran[0].findings("env-not-propagated")}
     assert {name: one["severity"] for name, one in own.items()} == {"n1": "warn", "n2": "warn", "n3": "fail"}
     first, second, third = (own[host.hostname]["fixes"][0]["commands"] for host in trio)
     assert second == ["export NCCL_ALGO=Ring", "export NCCL_NET=IB"]
@@ -247,7 +247,7 @@ def test_a_clock_that_is_off(
 ) -> None:
     each = {"n2": {"LD_PRELOAD": other_clock, "TEST_CLOCK_AHEAD": ahead}}
     all_ran = netcheck(trio, environ=job, each=each)
-    assert [one.code for one in all_ran] == [code] * 3, all_ran[0].stdout
+    assert [run.code for run in all_ran] == [code] * 3, all_ran[0].stdout
     named(all_ran[0], "clock-skew", "n2")
     assert all_ran[1].nodes("clock-skew") == ["n2"]
     assert all_ran[0].findings("clock-skew")[0]["summary"] == summary

@@ -59,15 +59,15 @@ class Services:
         self.processes = [
             host.start(sys.executable, "-c", SERVICE, address, str(port)) for host, address, port in places
         ]
-        for one in self.processes:
-            assert one.stdout is not None
-            assert one.stdout.readline() == "listening\n"
+        for process in self.processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "listening\n"
 
     def end(self) -> list[str]:
         """Ends them; who was dialled, and by whom."""
         for one in self.processes:
             one.kill()
-        return [line for one in self.processes for line in one.communicate()[0].splitlines()]
+        return [line for process in self.processes for line in process.communicate()[0].splitlines()]
 
 
 def commanded(
@@ -96,7 +96,7 @@ def commanded(
     assert SECRET not in heard
     first, *answers = heard.splitlines()
     assert "hostfacts" in first
-    return ran, [json.loads(one) for one in answers if one]
+    return ran, [json.loads(answer) for answer in answers if answer]
 
 
 def dial(address: str, *ports: int, kind: str = "route") -> Dial:
@@ -149,8 +149,8 @@ def test_it_scans_no_ports_and_floods_nobody(hosts: list[Host], eve: User) -> No
     assert {line.split()[1] for line in dialled} == {str(PORT)}
     assert len(dialled) < 10
     assert answers[0]["met"][0]["cells"] == "w"
-    assert [one["type"] for one in answers[1:5]] == ["orderfailed"] * 4
-    assert [one["type"] for one in answers[-3:]] == ["opened", "orderfailed", "orderfailed"]
+    assert [answer["type"] for answer in answers[1:5]] == ["orderfailed"] * 4
+    assert [answer["type"] for answer in answers[-3:]] == ["opened", "orderfailed", "orderfailed"]
     # Its user is told.
     assert "node 0 ordered what none of ours does, and it was not done: " in ran.stderr
 
@@ -202,5 +202,5 @@ def test_its_smoke_training_is_the_one_that_was_asked_for(hosts: list[Host], eve
     finally:
         dialled = services.end()
     assert dialled == []
-    assert [one["type"] for one in answers] == ["orderfailed"] * 5 + ["trainingdone", "orderfailed"]
+    assert [answer["type"] for answer in answers] == ["orderfailed"] * 5 + ["trainingdone", "orderfailed"]
     assert "it is to run 100 ranks, and 1 at most are planned here" in answers[0]["why"]

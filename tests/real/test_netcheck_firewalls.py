@@ -398,7 +398,7 @@ def outcome(case: Case, shim: Path) -> Outcome:
         if not case.mended:
             return Outcome(ran, [])
         for finding in ran[0].report["findings"]:
-            host = next(one for one in hosts if one.hostname == finding["node"])
+            host = next(host for host in hosts if host.hostname == finding["node"])
             carry_out(host, finding["fixes"][0]["commands"], shim)
         return Outcome(ran, netcheck(hosts, "--master-addr", master))
 
@@ -415,9 +415,9 @@ def outcomes(
             yield {name: pool.submit(outcome, CASES[name], shim) for name in chosen}
     finally:
         os.environ.pop(BUS, None)
-        for one in STARTED:
-            one.kill()
-            one.wait()
+        for process in STARTED:
+            process.kill()
+            process.wait()
 
 
 FURTHER = {
@@ -450,10 +450,10 @@ def test_a_filter_is_named_and_what_is_printed_opens_it(name: str, outcomes: dic
     assert ran[0].slugs == set(case.found)
     for slug, (nodes, says) in case.found.items():
         assert ran[0].nodes(slug) == list(nodes)
-        assert all(says in one["summary"] for one in ran[0].findings(slug))
+        assert all(says in finding["summary"] for finding in ran[0].findings(slug))
     for one in ran[1:]:
         assert one.slugs == {slug for slug, (nodes, _) in case.found.items() if one.host in nodes}
-    assert {one.code for one in ran} == {case.code}
+    assert {run.code for run in ran} == {case.code}
     assert ran[0].report["seconds"] < SECONDS
     if case.mended:
         assert came.mended[0].report["findings"] == []
@@ -495,4 +495,4 @@ def test_a_container_behind_nat_is_told_so(number: int) -> None:
         assert "c1 is behind NAT: it listens at 172.17.0.2, and node 0 sees it as 10.77.0.12" in found["summary"]
         assert "--network=host" in found["fixes"][0]["text"]
         assert not found["fixes"][0]["commands"]
-        assert {one.code for one in ran} == {1}
+        assert {run.code for run in ran} == {1}

@@ -35,11 +35,11 @@ def hosts() -> Iterator[list[Host]]:
 
 
 def assert_healthy(all_ran: Sequence[Ran], *, with_torch: bool = False) -> None:
-    assert [(one.code, one.slugs) for one in all_ran] == [(0, set())] * len(all_ran), [
-        one.report["findings"] for one in all_ran
+    assert [(run.code, run.slugs) for run in all_ran] == [(0, set())] * len(all_ran), [
+        run.report["findings"] for run in all_ran
     ]
-    first = next(one for one in all_ran if "phases" in one.report)
-    phases = {one["name"]: one for one in first.report["phases"]}
+    first = next(run for run in all_ran if "phases" in run.report)
+    phases = {phase["name"]: phase for phase in first.report["phases"]}
     tested = (*TESTED, "gloo") if with_torch else TESTED
     assert {name for name, one in phases.items() if one["passed"] == "pass"} == set(tested)
     assert phases["nccl"]["passed"] == "not tested"

@@ -56,14 +56,14 @@ def test_a_setting_on_one_host(
     hosts: list[Host], nccl: dict[str, str], sudo: Path, settings: dict[str, str], slug: str, at: int
 ) -> None:
     host = hosts[at].hostname
-    each = {one.hostname: nccl | GOOD | (settings if one is hosts[at] else {}) for one in hosts}
+    each = {host.hostname: nccl | GOOD | (settings if host is hosts[at] else {}) for host in hosts}
     # Another setting than the other host's is a finding of its own.
     ran = netcheck(hosts, each=each)
     assert ran[0].slugs - {"env-not-propagated"} == {slug}
     assert ran[0].nodes(slug) == [host]
     (value,) = settings.values()
     assert value in ran[0].findings(slug)[0]["summary"]
-    assert {one.code for one in ran} == {1}
+    assert {run.code for run in ran} == {1}
     assert ran[0].report["seconds"] < NAMED_WITHIN
     assert_healthy(netcheck(hosts, each=mend(ran[0], slug, hosts, sudo, each)))
 
@@ -71,10 +71,10 @@ def test_a_setting_on_one_host(
 @pytest.mark.tool("gcc")
 def test_nccl_takes_a_bridge_on_both(hosts: list[Host], nccl: dict[str, str], sudo: Path) -> None:
     """Nobody has set anything; the bridges come first."""
-    each = {one.hostname: nccl for one in hosts}
+    each = {host.hostname: nccl for host in hosts}
     ran = netcheck(hosts, each=each)
     assert (ran[0].slugs, ran[0].nodes("nccl-wrong-interface")) == ({"nccl-wrong-interface"}, ["n0", "n1"])
-    (summary,) = {one["summary"] for one in ran[1].findings("nccl-wrong-interface")}
+    (summary,) = {finding["summary"] for finding in ran[1].findings("nccl-wrong-interface")}
     assert summary.startswith(
         "NCCL takes br-5c1d0f6ab3e2: its only peer doesn't reach 172.18.0.1, it reaches 10.77.0.12"
     )
@@ -88,12 +88,12 @@ def test_nccl_is_told_to_take_docker0_on_both(hosts: list[Host], nccl: dict[str,
     for one in hosts:
         bridge(one, "docker0", "172.17.0.1/16", 6)
     try:
-        each = {one.hostname: nccl | {"NCCL_SOCKET_IFNAME": "docker0"} for one in hosts}
+        each = {host.hostname: nccl | {"NCCL_SOCKET_IFNAME": "docker0"} for host in hosts}
         ran = netcheck(hosts, each=each)
         slug = "nccl-wrong-interface"
         assert (ran[0].slugs, ran[0].nodes(slug)) == ({slug}, ["n0", "n1"])
         assert "docker0: its only peer doesn't reach 172.17.0.1" in ran[0].findings(slug)[0]["summary"]
-        assert {one.code for one in ran} == {1}
+        assert {run.code for run in ran} == {1}
         assert ran[0].report["seconds"] < NAMED_WITHIN
         assert_healthy(netcheck(hosts, each=mend(ran[0], slug, hosts, sudo, each)))
     finally:
@@ -104,7 +104,7 @@ def test_nccl_is_told_to_take_docker0_on_both(hosts: list[Host], nccl: dict[str,
 def test_without_nccl_a_bridge_does_no_harm(hosts: list[Host]) -> None:
     """Every CPU node with Docker on it has one: nothing fails there, not even with --strict."""
     ran = netcheck(hosts, "--strict")
-    assert {one["severity"] for one in ran[0].findings("nccl-wrong-interface")} == {"info"}
+    assert {finding["severity"] for finding in ran[0].findings("nccl-wrong-interface")} == {"info"}
     assert_healthy(ran)
 
 
@@ -119,9 +119,9 @@ def test_where_nobody_can_say_whether_there_is_an_nccl_it_is_a_warning(hosts: li
     ]
     first, second = (one.end() for one in running)
     assert (first.code, second.code) == (0, 0)
-    found = {one["node"]: one["severity"] for one in first.findings("nccl-wrong-interface")}
+    found = {finding["node"]: finding["severity"] for finding in first.findings("nccl-wrong-interface")}
     assert found == {"n0": "info", "n1": "warn"}
-    compare = next(one for one in first.report["phases"] if one["name"] == "compare")
+    compare = next(phase for phase in first.report["phases"] if phase["name"] == "compare")
     assert compare["passed"] == "not tested"
     assert compare["reason"].startswith("torch and Python of n1: the target Python can't be asked: ")
     assert "ended with exit code 3; settings and clocks were compared" in compare["reason"]
@@ -131,7 +131,7 @@ def test_where_nobody_can_say_whether_there_is_an_nccl_it_is_a_warning(hosts: li
 @pytest.mark.parametrize("at", [0, 1])
 def test_a_hostname_that_means_the_loopback(hosts: list[Host], sudo: Path, at: int) -> None:
     host = hosts[at]
-    each = {one.hostname: {"NCCL_SOCKET_IFNAME": "=eth0"} for one in hosts}
+    each = {host.hostname: {"NCCL_SOCKET_IFNAME": "=eth0"} for host in hosts}
     named = "127.0.0.1 localhost\n10.77.0.11 n0\n10.77.0.12 n1\n"
     try:
         other = {0: "10.77.0.12 n1", 1: "10.77.0.11 n0"}[at]
@@ -146,4 +146,4 @@ def test_a_hostname_that_means_the_loopback(hosts: list[Host], sudo: Path, at: i
 
 
 def assert_healthy(all_ran: list[Ran]) -> None:
-    assert [(one.code, one.slugs) for one in all_ran] == [(0, set())] * len(all_ran), all_ran[0].report["findings"]
+    assert [(run.code, run.slugs) for run in all_ran] == [(0, set())] * len(all_ran), all_ran[0].report["findings"]

@@ -131,8 +131,8 @@ def test_a_flag_wins_and_the_conflict_is_named_on_all_nodes(cluster: Cluster) ->
     assert done.returncode == 1, done.stderr
     whole, part = (cluster.report(f"flag-{task}.output") for task in (0, 1))
     assert whole["verdict"] == part["verdict"] == "fail"
-    assert {one["slug"] for one in whole["findings"]} == {"rdzv-missing-node", "launcher-conflict"}
-    assert [one["slug"] for one in part["findings"]] == ["launcher-conflict"]
+    assert {finding["slug"] for finding in whole["findings"]} == {"rdzv-missing-node", "launcher-conflict"}
+    assert [finding["slug"] for finding in part["findings"]] == ["launcher-conflict"]
     assert part["findings"][0]["summary"] == "--nnodes says 3, SLURM_STEP_NUM_NODES says 2; 3 counts"
 
 
@@ -154,7 +154,7 @@ def test_a_rank_that_was_exported_before_srun(batch: Cluster) -> None:
     assert [one["verdict"] for one in found] == ["warn", "warn"]
     (finding,) = found[1]["findings"]
     assert finding["summary"] == "SLURM_PROCID says 1, RANK says 0; 1 counts"
-    assert [(one["slug"], one["node"]) for one in found[0]["findings"]] == [("launcher-conflict", "n2")]
+    assert [(finding["slug"], finding["node"]) for finding in found[0]["findings"]] == [("launcher-conflict", "n2")]
 
 
 @pytest.mark.tool("slurmctld", "slurmd", "munged", "mpirun")
@@ -227,11 +227,11 @@ def test_an_indexed_job_of_kubernetes() -> None:
     each = {name: settings | {"HOSTNAME": name} for name, settings in pods.items()}
     with network(*pods) as hosts:
         ran = netcheck(hosts, "--master-addr", "train-0", each=each, ranks=False)
-        assert [(one.code, one.report["verdict"]) for one in ran] == [(0, "ok"), (0, "ok")]
+        assert [(run.code, run.report["verdict"]) for run in ran] == [(0, "ok"), (0, "ok")]
         # Whoever is started with another job's name is another job: it isn't let in.
         other = each | {"train-1": each["train-1"] | {"HOSTNAME": "other-1"}}
         ran = netcheck(hosts, "--master-addr", "train-0", "--wait", "3", each=other, ranks=False)
-        assert [one.code for one in ran] == [1, 1]
+        assert [run.code for run in ran] == [1, 1]
         assert "token" in ran[1].stderr + ran[1].stdout
 
 

@@ -63,12 +63,12 @@ def assert_named(ran: list[Ran], slug: str, node: str, words: str, severity: str
     (finding,) = ran[0].findings(slug)
     assert words in finding["summary"]
     assert finding["severity"] == severity
-    assert {one.code for one in ran} == {1 if severity == "fail" else 0}
+    assert {run.code for run in ran} == {1 if severity == "fail" else 0}
     assert ran[0].report["seconds"] < NAMED_WITHIN
 
 
 def assert_healthy(ran: list[Ran]) -> None:
-    assert [(one.code, one.slugs) for one in ran] == [(0, set())] * len(ran), ran[0].report["findings"]
+    assert [(run.code, run.slugs) for run in ran] == [(0, set())] * len(ran), ran[0].report["findings"]
 
 
 def test_a_switch_that_takes_less(hosts: list[Host], sudo: Path) -> None:

@@ -210,7 +210,7 @@ def of(pair: Pair, rank: int) -> Ran:
 def test_each_node_says_what_it_met(pairs: dict[str, Pair], name: str) -> None:
     pair = pairs[name]
     case = pair.case
-    assert {one.code for one in pair.ran} == {case.code}, [one.stderr for one in pair.ran]
+    assert {run.code for run in pair.ran} == {case.code}, [run.stderr for run in pair.ran]
     for rank, (slug, words) in ((0, case.said_by_zero), (1, case.said_by_one)):
         if case.alone and not rank:
             continue
@@ -221,7 +221,7 @@ def test_each_node_says_what_it_met(pairs: dict[str, Pair], name: str) -> None:
             assert words.format(**pair.words) in found[0]["summary"]
             assert found[0]["fixes"]
         others = ran.slugs - {slug, *case.also}
-        assert not others, [one["summary"] for one in ran.report["findings"] if one["slug"] in others]
+        assert not others, [finding["summary"] for finding in ran.report["findings"] if finding["slug"] in others]
 
 
 ALONE = [

@@ -36,7 +36,7 @@ def test_localhost_is_each_node_itself(localhost: list[Ran], rank: int) -> None:
     own = f"--master-addr 10.77.0.1{rank + 1} --nnodes 2 --node-rank 0"
     assert own in first
     assert "--master-addr localhost" not in ran.stderr + "".join(ran.commands(UNREACHABLE))
-    assert any("--master-addr 10.77.0.1" in one for one in ran.commands(UNREACHABLE))
+    assert any("--master-addr 10.77.0.1" in command for command in ran.commands(UNREACHABLE))
 
 
 @pytest.mark.parametrize("master", ["::1", "[::1]", "127.0.0.1", "10.77.0.11"])
@@ -46,7 +46,7 @@ def test_a_host_that_is_the_master_itself(hosts: tuple[Host, ...], master: str) 
     (found,) = ran.findings(UNREACHABLE)
     assert found["summary"].startswith("n1 is the master itself, and nobody listens at ")
     assert "--master-addr 10.77.0.11 --quick --nnodes N --node-rank 0" in ran.commands(UNREACHABLE)[0]
-    assert not any("nft" in one for one in ran.commands(UNREACHABLE))
+    assert not any("nft" in command for command in ran.commands(UNREACHABLE))
     assert "only netcheck looks" not in ran.stdout
     assert "only this side was looked at" in ran.stdout
 

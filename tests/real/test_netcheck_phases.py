@@ -55,7 +55,7 @@ def hosts() -> Iterator[list[Host]]:
 
 
 @pytest.mark.parametrize(
-    "phase", [pytest.param(one, marks=pytest.mark.thorough if one == LINKS else ()) for one in CASES]
+    "phase", [pytest.param(case, marks=pytest.mark.thorough if case == LINKS else ()) for case in CASES]
 )
 def test_a_node_that_is_killed_or_halted_in_a_phase(phase: str, hosts: list[Host], tmp_path: Path) -> None:
     """Jobs side by side."""
@@ -84,15 +84,15 @@ def test_a_node_that_is_killed_or_halted_in_a_phase(phase: str, hosts: list[Host
         until(all_signalled, f"every job is at {phase}", 45)
         for port, (who, number) in cases.items():
             ran = [one.end(DEADLINE) for one in jobs[port] if one is not jobs[port][who]]
-            case = (phase, who, number, [one.stderr for one in ran])
+            case = (phase, who, number, [run.stderr for run in ran])
             if who == 0:
                 # There is no verdict on any node; both know why, and n3 that its own filter is one reason.
                 own = {"local-firewall"} if phase == REACH else set()
-                assert [(one.code, one.slugs) for one in ran] == [(2, set()), (2, own)], case
-                assert [one.report["verdict"] for one in ran] == ["unknown"] * 2, case
-                assert all("stopped or killed there" in " ".join(one.report["problems"]) for one in ran), case
+                assert [(run.code, run.slugs) for run in ran] == [(2, set()), (2, own)], case
+                assert [run.report["verdict"] for run in ran] == ["unknown"] * 2, case
+                assert all("stopped or killed there" in " ".join(run.report["problems"]) for run in ran), case
                 continue
-            assert [one.code for one in ran] == [1, 1], case
+            assert [run.code for run in ran] == [1, 1], case
             assert set(lost(ran[0])) == {"n2"}, case
             gone = lost(ran[0])["n2"]
             assert gone.startswith(f"lost during {phase.partition(':')[0]}: "), case
@@ -103,7 +103,9 @@ def test_a_node_that_is_killed_or_halted_in_a_phase(phase: str, hosts: list[Host
             if number == signal.SIGINT:
                 stopped = jobs[port][who].end(DEADLINE)
                 assert (stopped.code, "the other nodes were told" in stopped.stderr) == (130, True), stopped.stderr
-            assert any("n2 was lost during" in one["summary"] for one in ran[0].findings("rdzv-missing-node")), case
+            assert any(
+                "n2 was lost during" in finding["summary"] for finding in ran[0].findings("rdzv-missing-node")
+            ), case
             # Nobody else is blamed for what n2 left undone.
             assert set(ran[0].nodes("slow-link")) <= {"n1", "n3"}, ran[0].findings("slow-link")
     finally:
@@ -123,7 +125,7 @@ def test_whoever_still_looks_at_its_host_is_waited_for_and_named(hosts: list[Hos
     first = start(hosts[0], *given, "--node-rank", "0", "--python", str(hung))
     second = start(hosts[1], *given, "--node-rank", "1")
     ran = [first.end(DEADLINE), second.end(DEADLINE)]
-    assert [(one.code, one.slugs) for one in ran] == [(0, set())] * 2, ran[1].stderr
+    assert [(run.code, run.slugs) for run in ran] == [(0, set())] * 2, ran[1].stderr
     assert "Joined; waiting for the facts of n1" in ran[1].stderr
     assert "doesn't" not in ran[1].stderr
 
@@ -152,7 +154,7 @@ def test_hosts_of_one_name_are_told_apart(hosts: list[Host]) -> None:
             host.hostname = name
         hosts[1].run("nft", "flush", "ruleset")
     report = ran[0].report
-    assert [one["host"] for one in report["nodes"]] == ["image (node 0)", "image (node 1)", "image (node 2)"]
+    assert [node["host"] for node in report["nodes"]] == ["image (node 0)", "image (node 1)", "image (node 2)"]
     (finding,) = ran[0].findings("firewall-blocked-ports")
     assert finding["node"] == "image (node 1)"
     assert finding["summary"].startswith("image (node 1) drops inbound TCP")

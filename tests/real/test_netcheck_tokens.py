@@ -39,7 +39,7 @@ def test_the_printed_commands_meet(hosts: list[Host], tmp_path: Path) -> None:
     assert len(tokens) == 1
     assert "same token goes on every node" in alone.stdout
     commands = re.findall(r"^ +(DDPDOCTOR_TOKEN=.*)$", alone.stdout, re.MULTILINE)
-    assert [one.partition(" ")[2] for one in commands] == [
+    assert [command.partition(" ")[2] for command in commands] == [
         f"ddpdoctor netcheck --master-addr {PUBLIC} --nnodes 2 --node-rank {rank} --wait 3 --quick" for rank in (1, 0)
     ]
     environ = plain_environ() | {"PATH": f"{tmp_path}:{plain_environ()['PATH']}"}
@@ -52,8 +52,8 @@ def test_no_report_has_the_token(hosts: list[Host]) -> None:
     environ = {"DDPDOCTOR_TOKEN": "open-sesame"}
     given = ["--json", "-v", "--quick", "--master-addr", PUBLIC, "--nnodes", "3", "--wait", "3"]
     ran = [one.end() for one in [start(host, *given, environ=environ) for host in hosts[:2]]]
-    assert [one.code for one in ran] == [1, 1]
-    assert not any("open-sesame" in one.stdout for one in ran)
+    assert [run.code for run in ran] == [1, 1]
+    assert not any("open-sesame" in run.stdout for run in ran)
     (absent,) = ran[0].report["absent"]
     assert absent["command"].startswith("DDPDOCTOR_TOKEN=... ddpdoctor netcheck ")
 
@@ -67,7 +67,7 @@ def both(
 
 
 def slugs(ran: list[Ran]) -> list[set[str]]:
-    return [one.slugs for one in ran]
+    return [run.slugs for run in ran]
 
 
 def test_whoever_is_turned_away_ends_as_node_0_does(hosts: list[Host]) -> None:
@@ -78,12 +78,12 @@ def test_whoever_is_turned_away_ends_as_node_0_does(hosts: list[Host]) -> None:
         "other count": both(hosts, 29604, zero=("--node-rank", "0"), one=("--nnodes", "3")),
     }
     ends = {name: [one.end() for one in running] for name, running in jobs.items()}
-    assert {name: [one.code for one in ran] for name, ran in ends.items()} == {name: [1, 1] for name in jobs}
+    assert {name: [run.code for run in ran] for name, ran in ends.items()} == {name: [1, 1] for name in jobs}
     assert slugs(ends.pop("rank too high")) == [{"duplicate-rank"}] * 2
     for ran in ends.values():
         assert slugs(ran) == [{"rdzv-missing-node"}] * 2
         assert all(one["fixes"] for side in ran for one in side.findings("rdzv-missing-node"))
-    assert any("DDPDOCTOR_TOKEN=... " in one for one in ends["no token"][1].commands("rdzv-missing-node"))
+    assert any("DDPDOCTOR_TOKEN=... " in command for command in ends["no token"][1].commands("rdzv-missing-node"))
 
 
 def test_node_0_says_whether_warnings_count(hosts: list[Host]) -> None:
@@ -100,7 +100,7 @@ def test_node_0_says_whether_warnings_count(hosts: list[Host]) -> None:
     ]
     assert [one.end().code for one in by_zero] == [1, 1]
     ran = [one.end() for one in by_one]
-    assert [one.code for one in ran] == [0, 0]
+    assert [run.code for run in ran] == [0, 0]
     assert "--strict has no effect here: node 0 runs without it" in ran[1].stderr
 
 

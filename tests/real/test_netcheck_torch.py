@@ -25,11 +25,11 @@ def pair() -> Iterator[list[Host]]:
 
 
 def phases(ran: Ran) -> dict[str, str]:
-    return {one["name"]: one["passed"] for one in ran.report["phases"]}
+    return {phase["name"]: phase["passed"] for phase in ran.report["phases"]}
 
 
 def reasons(ran: Ran) -> dict[str, str]:
-    return {one["name"]: one["reason"] for one in ran.report["phases"]}
+    return {phase["name"]: phase["reason"] for phase in ran.report["phases"]}
 
 
 def named(first: Ran, second: Ran, slug: str, node: str) -> None:

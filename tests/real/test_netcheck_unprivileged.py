@@ -70,7 +70,7 @@ def test_a_filter_of_unknown_tool(hosts: list[Host], sudo: Path) -> None:
     drop_input(hosts[1], *SHUT)
     look, *tools = blamed(hosts).findings(SLUG)[0]["fixes"]
     assert look["commands"] == ["sudo nft list ruleset"]
-    of_nft = next(one for one in tools if "it is nft" in one["text"])
+    of_nft = next(tool for tool in tools if "it is nft" in tool["text"])
     assert "inet filter input" in of_nft["text"]
     carry_out(hosts[1], of_nft["commands"], sudo)
     assert_mended(hosts)

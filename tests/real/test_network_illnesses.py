@@ -66,13 +66,13 @@ def commands(snapshot: Snapshot, slug: str) -> list[str]:
 def test_a_host_with_bridges_of_all_kinds_is_healthy(nccl: dict[str, str]) -> None:
     """As on many workstations: Docker's and libvirt's bridges before eth0, one of Docker Compose behind it."""
     with network("n1", "n2") as hosts:
-        for one in hosts:
-            bridge(one, "docker0", "172.17.0.1/16", 5)
-            bridge(one, "virbr0", "192.168.122.1/24", 6)
-            bridge(one, "br-5c1d0f6ab3e2", "172.18.0.1/16", 30)
-            one.ip("route add default via 10.77.0.1")
+        for host in hosts:
+            bridge(host, "docker0", "172.17.0.1/16", 5)
+            bridge(host, "virbr0", "192.168.122.1/24", 6)
+            bridge(host, "br-5c1d0f6ab3e2", "172.18.0.1/16", 30)
+            host.ip("route add default via 10.77.0.1")
             for settings in (JOB, ONE_NODE, {}, {"NCCL_SOCKET_IFNAME": "=eth0", "GLOO_SOCKET_IFNAME": "eth0", **JOB}):
-                snapshot = look(one, **nccl, **settings)
+                snapshot = look(host, **nccl, **settings)
                 assert found(snapshot) == {}
                 assert taken(snapshot) == "eth0"
 

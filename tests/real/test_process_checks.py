@@ -145,7 +145,7 @@ def test_memory_that_nobody_owns_and_a_holder_that_is_gone(fake_nvidia: FakeNvid
     done = ddpdoctor(
         "check", "--quick", "--json", "--select", ",".join(SLUGS), environ=fake_nvidia.environ(gpus=4, of_gpu=environ)
     )
-    told = [(one["slug"], one["summary"]) for one in json.loads(done.stdout)["findings"]]
+    told = [(finding["slug"], finding["summary"]) for finding in json.loads(done.stdout)["findings"]]
     assert [slug for slug, _ in told] == ["gpu-memory-unowned"] * 2
     assert "38 GiB (48%) of GPU 3" in told[0][1]
     assert f"id {gone.pid} holds 9 GiB on GPU 1" in told[1][1]
@@ -157,7 +157,11 @@ def test_a_rank_of_a_job_with_a_setting_of_its_own(tmp_path: Path) -> None:
         job.start([sys.executable, "train.py"], {**settings, "RANK": "2", "LOCAL_RANK": "2", "NCCL_ALGO": "Ring"})
         ranks = pids(job, 3)
         done = ddpdoctor("check", "--quick", "--json", "--select", "job-settings-differ")
-    told = [one for one in json.loads(done.stdout)["findings"] if any(f"Job {pid}:" in one["summary"] for pid in ranks)]
+    told = [
+        finding
+        for finding in json.loads(done.stdout)["findings"]
+        if any(f"Job {pid}:" in finding["summary"] for pid in ranks)
+    ]
     assert [(one["summary"].partition(": ")[2], one["severity"]) for one in told] == [
         ("NCCL_ALGO=Ring on rank 2, not set on the others", "fail")
     ]
@@ -187,4 +191,4 @@ def test_the_port_is_held_by_a_rank_of_a_run_that_is_gone() -> None:
 
 def _environ(pid: int) -> dict[str, str]:
     lines = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
-    return dict(one.split("=", 1) for one in lines if "=" in one)
+    return dict(line.split("=", 1) for line in lines if "=" in line)

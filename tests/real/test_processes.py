@@ -33,7 +33,7 @@ def look() -> Processes:
 
 def job_of(pid: int, found: Processes) -> TrainingJob:
     """The job that this process is a rank of."""
-    (job,) = [job for job in jobs_of(found) if pid in [one.pid for one in job.ranks]]
+    (job,) = [job for job in jobs_of(found) if pid in [rank.pid for rank in job.ranks]]
     return job
 
 
@@ -105,7 +105,7 @@ def test_by_hand_the_first_rank_listens_and_a_worker_outlives_its_rank(tmp_path:
     assert seen.launcher is None
     assert seen.name == str(ranks[0])
     assert seen.expected == (0, 1)
-    assert [job.port in one.listens for one in seen.ranks if isinstance(one.listens, tuple)] == [True, False]
+    assert [job.port in rank.listens for rank in seen.ranks if isinstance(rank.listens, tuple)] == [True, False]
     assert pids(seen.workers_of(seen.ranks[1])) == [worker]
     assert left.role is ProcessRole.WORKER
     assert left.place is None
@@ -131,14 +131,14 @@ def test_ranks_without_settings_of_their_own(tmp_path: Path, method: str) -> Non
             again = job_of(ranks[0], look())
     assert pids(seen.ranks) == ranks
     assert [one.place and one.place.rank for one in seen.ranks] == [0, 1, 2]
-    assert all(one.forked for one in seen.ranks)
+    assert all(rank.forked for rank in seen.ranks)
     assert seen.launcher
     assert seen.launcher.pid == job.process.pid
     assert seen.expected == (0, 1, 2)
     assert not [one for one in workers_of_none if one.role is ProcessRole.WORKER]
     if again:
         assert pids(again.ranks) == ranks
-        assert [one.state for one in again.ranks][1] == "Z"
+        assert [rank.state for rank in again.ranks][1] == "Z"
 
 
 def test_launcher_killed(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_launcher_killed(tmp_path: Path) -> None:
     assert before.launcher.pid == job.process.pid
     assert after.launcher is None
     assert pids(after.ranks) == ranks
-    assert {one.parent for one in after.ranks}.isdisjoint({job.process.pid})
+    assert {rank.parent for rank in after.ranks}.isdisjoint({job.process.pid})
     assert after.expected == (0, 1)
 
 
@@ -186,7 +186,7 @@ def test_two_jobs_side_by_side(tmp_path: Path) -> None:
 
 def test_ranks_that_are_there_twice(tmp_path: Path) -> None:
     with by_hand(tmp_path, real=False, settings={"RANK": "0"}) as job:
-        started = [one.pid for one in job.started]
+        started = [process.pid for process in job.started]
         # Both leave the same mark: it doesn't tell that the other one runs the script, too.
         wait_until(lambda: any(set(started) <= {*pids(one.ranks)} for one in jobs_of(look())))
         seen = job_of(started[0], look())
@@ -208,7 +208,9 @@ def test_the_same_port_in_another_namespace(tmp_path: Path) -> None:
         inside.pid(0), inside.pid(1)
         found = look()
         theirs = [
-            pid for pid in inside.pids() if pid not in pids([one for one in found.listed if one.name == "unshare"])
+            pid
+            for pid in inside.pids()
+            if pid not in pids([entry for entry in found.listed if entry.name == "unshare"])
         ]
     assert pids(job_of(ranks[0], found).ranks) == ranks
     for pid in theirs:
@@ -244,7 +246,7 @@ def test_wrapped_rank(tmp_path: Path) -> None:
         tool = int(job.wait_for("tool"))
         found = look()
         ours = {pid: get(found, pid) for pid in job.pids()}
-    ranks = [one for one in ours.values() if one.role is ProcessRole.RANK]
+    ranks = [our for our in ours.values() if our.role is ProcessRole.RANK]
     assert len(ours) == 4
     assert len(ranks) == 1
     assert ranks[0].place
@@ -346,8 +348,8 @@ def test_ranks_that_ended_under_a_script_that_does_not_ask(monkeypatch: pytest.M
     assert [(get(found, pid).state, get(found, pid).parent) for pid in ended] == [("Z", script.pid)] * 2
     # Of what ddpdoctor itself, here the test, has started, nothing is left over.
     others = msgspec.structs.replace(
-        found, listed=tuple(msgspec.structs.replace(one, ours=False) for one in found.listed)
+        found, listed=tuple(msgspec.structs.replace(entry, ours=False) for entry in found.listed)
     )
-    told = {one.pid: one for one in left_by_processes(others, Unknown("no GPU"))}
+    told = {process.pid: process for process in left_by_processes(others, Unknown("no GPU"))}
     assert [told[pid].kind for pid in ended] == [LeftoverKind.ENDED] * 2
     assert f"(pid {script.pid})" in told[ended[0]].why

@@ -108,7 +108,7 @@ def test_a_rank_that_is_missing_the_second_time_keeps_its_first_counts(tmp_path:
     with server(tmp_path, "behind", "missing") as one:
         counts, why = ask_twice(job(one.pid), 0.0)
     assert why == ""
-    assert [(one.rank, one.first, one.second, one.status) for one in counts] == [
+    assert [(count.rank, count.first, count.second, count.status) for count in counts] == [
         (0, (("AllReduce", 100), ("Broadcast", 2)), (("AllReduce", 100), ("Broadcast", 2)), ""),
         (1, (("AllReduce", 99), ("Broadcast", 2)), (), "doesn't answer RAS"),
     ]
@@ -121,14 +121,14 @@ def test_a_missing_rank_without_its_comma_is_read_all_the_same(tmp_path: Path) -
         counts, why = ask_twice(job(one.pid), 0.0)
     assert why == ""
     assert counts == well
-    assert [one.status for one in counts] == ["", "doesn't answer RAS"]
+    assert [count.status for count in counts] == ["", "doesn't answer RAS"]
 
 
 def test_who_knows_no_json_is_asked_for_text(tmp_path: Path) -> None:
     with server(tmp_path, "text") as one:
         counts, why = ask_twice(job(one.pid), 0.0)
     assert why == ""
-    assert [(one.rank, one.pid, one.first, one.second) for one in counts] == [
+    assert [(count.rank, count.pid, count.first, count.second) for count in counts] == [
         (0, 4000, (("AllReduce", 100),), (("AllReduce", 100),)),
         (1, 4001, (("AllReduce", 99),), (("AllReduce", 99),)),
     ]
@@ -137,7 +137,7 @@ def test_who_knows_no_json_is_asked_for_text(tmp_path: Path) -> None:
 def test_an_error_is_named(tmp_path: Path) -> None:
     with server(tmp_path, "error") as one:
         counts, _ = ask_twice(job(one.pid), 0.0)
-    assert [one.status for one in counts] == ["", "remote process error"]
+    assert [count.status for count in counts] == ["", "remote process error"]
 
 
 @pytest.mark.parametrize(

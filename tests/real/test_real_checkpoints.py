@@ -18,9 +18,9 @@ from ddpdoctor.checkpoints.inspection import inspect
 from tests.support.checkpoints import assert_same, pins
 from tests.support.real_checkpoints import PUBLISHED, Published, published
 
-PINNED = [one for one in PUBLISHED if set(one.pins) != {"cpu"}]
-PICKLED = [one for one in PUBLISHED if one.kind != "torchscript"]
-SCRIPTED = [one for one in PUBLISHED if one.kind == "torchscript"]
+PINNED = [release for release in PUBLISHED if set(release.pins) != {"cpu"}]
+PICKLED = [release for release in PUBLISHED if release.kind != "torchscript"]
+SCRIPTED = [release for release in PUBLISHED if release.kind == "torchscript"]
 
 
 def each(some: list[Published]) -> Any:
@@ -51,7 +51,7 @@ def load(path: Path, **options: Any) -> Any:
 
 
 def test_they_are_all_there() -> None:
-    assert Counter(one.package for one in PUBLISHED) == {
+    assert Counter(release.package for release in PUBLISHED) == {
         "chgnet": 3,
         "Resemblyzer": 1,
         "batdetect2": 1,

@@ -146,7 +146,7 @@ def test_modules_in_a_sticky_folder_are_run_by_nobody(shared: Path, ada: User, e
         done = ada.ddpdoctor("check", "--json", cwd=folder)
         assert "nothing is imported from this folder, since others could have put modules here.\n" in done.stderr
         assert ran_as(shared) == set()
-        assert ("torch-shadowed" in {one["slug"] for one in json.loads(done.stdout)["findings"]}) == in_package
+        assert ("torch-shadowed" in {finding["slug"] for finding in json.loads(done.stdout)["findings"]}) == in_package
 
 
 def test_an_ordinary_users_own_folders_and_her_groups_are_imported_from(shared: Path, ada: User) -> None:

@@ -124,7 +124,7 @@ def test_however_it_has_cut_itself_off(folder: Path, start: str) -> None:
     assert "holds" not in said
     goes_on(folder)
     # The command as it is printed.
-    (kill,) = [one for one in said.splitlines() if one.startswith("  kill ")]
+    (kill,) = [line for line in said.splitlines() if line.startswith("  kill ")]
     subprocess.run(["sh", "-c", kill], check=True)
     wait_until(lambda: ended(pid), "its end")
 

@@ -138,7 +138,7 @@ except BrokenPipeError:
 
 
 def _files(pid: int) -> set[str]:
-    return {os.readlink(one) for one in Path(f"/proc/{pid}/fd").iterdir()}  # noqa: PTH115
+    return {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()}  # noqa: PTH115
 
 
 def test_who_stays_and_holds_the_output_does_not_hold_us(tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_standard_input_is_the_command_s_alone(tmp_path: Path) -> None:
 
 def _called(name: str, session: int) -> list[int]:
     found = []
-    for pid in (int(one.name) for one in Path("/proc").iterdir() if one.name.isdecimal()):
+    for pid in (int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()):
         try:
             if os.getsid(pid) == session and Path(f"/proc/{pid}/comm").read_text().strip() == name:
                 found.append(pid)

@@ -93,10 +93,10 @@ def squeezed(text: str) -> str:
 
 def left_running(mark: str) -> list[str]:
     found = []
-    for one in Path("/proc").glob("[0-9]*"):
+    for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if f"DDPDOCTOR_TEST={mark}".encode() in (one / "environ").read_bytes().split(b"\0"):
-                found.append((one / "cmdline").read_text())
+            if f"DDPDOCTOR_TEST={mark}".encode() in (path / "environ").read_bytes().split(b"\0"):
+                found.append((path / "cmdline").read_text())
     return found
 
 
@@ -126,8 +126,8 @@ def mounts(script: str) -> tuple[str, ...]:
 def assert_not_run(ran: Ran, *words: str) -> None:
     """That no rank could be started is no lack of a verdict."""
     assert (ran.code, ran.text[:4]) == (1, "FAIL"), ran
-    for one in words:
-        assert squeezed(one) in ran.text, ran
+    for word in words:
+        assert squeezed(word) in ran.text, ran
 
 
 def test_an_environment_without_torch(place: Path) -> None:
@@ -319,6 +319,6 @@ def test_closed_output(place: Path) -> None:
 
 def test_the_patients_side_compiles_on_the_oldest_python() -> None:
     code = "import ast, sys\nfor one in sys.argv[1:]: ast.parse(open(one, encoding='utf-8').read(), one)"
-    files = [str(one) for one in TRAINER.rglob("*.py")]
+    files = [str(path) for path in TRAINER.rglob("*.py")]
     assert len(files) > 10
     subprocess.run([real_pythons()["3.8"], "-c", code, *files], check=True)

@@ -43,10 +43,10 @@ ENVIRON = dict([MARK.split("=", 1)])
 def ours() -> dict[int, str]:
     """Process to command line, of all that runs with the mark."""
     found = {}
-    for one in Path("/proc").iterdir():
+    for path in Path("/proc").iterdir():
         with suppress(OSError):
-            if one.name.isdigit() and MARK.encode() in (one / "environ").read_bytes().split(b"\0"):
-                found[int(one.name)] = (one / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if path.name.isdigit() and MARK.encode() in (path / "environ").read_bytes().split(b"\0"):
+                found[int(path.name)] = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     return found
 
 
@@ -62,10 +62,10 @@ def test_a_healthy_run_of_two_ranks() -> None:
     assert told["command"] == "smoke"
     assert told["verdict"] == "ok"
     facts = told["smoke"]
-    assert [one["ending"] for one in facts["ranks"]] == ["finished", "finished"]
+    assert [rank["ending"] for rank in facts["ranks"]] == ["finished", "finished"]
     assert facts["backend"] == "gloo"
     assert facts["chosen"].startswith("2 ranks on CPU over gloo")
-    states = {(stage["name"], stage["state"]) for one in facts["ranks"] for stage in one["stages"]}
+    states = {(stage["name"], stage["state"]) for rank in facts["ranks"] for stage in rank["stages"]}
     assert {state for _, state in states} <= {"passed", "not tested"}
     assert {("training", "passed"), ("shutdown", "passed")} <= states
     assert [snapshot["smoke"]["world_size"] for snapshot in told["facts"].values()] == [2]
@@ -154,8 +154,8 @@ def test_more_ranks_in_all_than_can_be_run_are_no_verdict_on_any_host() -> None:
         )
         for node in "01"
     ]
-    said = [one.communicate(timeout=90)[0] for one in nodes]
-    assert [one.returncode for one in nodes] == [2, 2]
+    said = [node.communicate(timeout=90)[0] for node in nodes]
+    assert [node.returncode for node in nodes] == [2, 2]
     assert all("4 ranks are planned on 2 hosts; 2 at most can be run" in one for one in said)
 
 
@@ -174,7 +174,7 @@ def test_more_ranks_than_gpus_is_explained_and_nothing_is_started(fake_nvidia: F
     assert "plan     4 ranks on GPU over nccl (--nproc)" in done.stdout
     assert "Nothing was started." in done.stdout
     told = json.loads(smoke("--nproc", "4", "--json", environ=environ).stdout)
-    assert [one["slug"] for one in told["findings"]] == ["duplicate-gpu"]
+    assert [finding["slug"] for finding in told["findings"]] == ["duplicate-gpu"]
     assert told["smoke"]["ranks"] == []
     assert told["verdict"] == "fail"
 

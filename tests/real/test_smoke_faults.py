@@ -106,16 +106,16 @@ def must_be(one: Case, ran: Smoke) -> None:
 @pytest.mark.slow
 def test_a_rank_that_ends_is_told_from_those_that_end_with_it(short_path: Path) -> None:
     found = run_all(ENDS, short_path)
-    for one in ENDS:
-        must_be(one, found[str(one)][1])
+    for end in ENDS:
+        must_be(end, found[str(end)][1])
 
 
 @pytest.mark.slow
 def test_a_rank_that_hangs_is_named_in_time_with_its_stack(short_path: Path) -> None:
     found = run_all(HANGS, short_path)
-    for one in HANGS:
-        estate, ran = found[str(one)]
-        must_be(one, ran)
+    for hang in HANGS:
+        estate, ran = found[str(hang)]
+        must_be(hang, ran)
         culprit = by_rank(ran)[1]
         assert culprit.last is not None
         # Those that wait for it may have begun the stage a moment before.

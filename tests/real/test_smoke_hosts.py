@@ -75,21 +75,25 @@ def started(
 
 
 def smoke(hosts: Sequence[Host], *arguments: str, **more: Any) -> list[Ran]:
-    return [one.end(120) for one in started(hosts, *arguments, **more)]
+    return [process.end(120) for process in started(hosts, *arguments, **more)]
 
 
 def fates(ran: Ran) -> dict[int, tuple[str, str, str]]:
     """Rank to its host, its ending and its last stage."""
     return {
-        one["rank"]: (
-            one["host"],
-            one["ending"],
+        rank["rank"]: (
+            rank["host"],
+            rank["ending"],
             next(
-                (stage["name"] for stage in reversed(one["stages"]) if stage["state"] not in ("not run", "not tested")),
+                (
+                    stage["name"]
+                    for stage in reversed(rank["stages"])
+                    if stage["state"] not in ("not run", "not tested")
+                ),
                 "",
             ),
         )
-        for one in ran.report["smoke"]["ranks"]
+        for rank in ran.report["smoke"]["ranks"]
     }
 
 
@@ -106,7 +110,7 @@ def test_two_hosts_with_unlike_numbers_of_ranks(hosts: list[Host]) -> None:
     assert fates(second) == {2: ("n2", "finished", "shutdown")}
     report = first.report
     assert (report["verdict"], second.report["verdict"]) == ("ok", "ok")
-    assert [(one["name"], one["passed"]) for one in report["phases"]] == [
+    assert [(phase["name"], phase["passed"]) for phase in report["phases"]] == [
         ("join", "pass"),
         ("compare", "pass"),
         ("smoke", "pass"),
@@ -120,8 +124,8 @@ def test_two_hosts_with_unlike_numbers_of_ranks(hosts: list[Host]) -> None:
 def test_a_rank_that_raises_on_the_third_of_three_hosts(hosts: list[Host]) -> None:
     fault = {"rank": 2, "stage": "training", "kind": "raise"}
     ran = smoke(hosts, "--nproc", "1", "--stages", FEW, fault=fault)
-    assert [one.code for one in ran] == [1, 1, 1]
-    assert [one.report["verdict"] for one in ran] == ["fail"] * 3
+    assert [run.code for run in ran] == [1, 1, 1]
+    assert [run.report["verdict"] for run in ran] == ["fail"] * 3
     (finding,) = ran[0].findings("smoke-rank-failed")
     assert (finding["node"], finding["rank"]) == ("n3", 2)
     assert "failed in training: RuntimeError: a fault for a test" in finding["summary"]
@@ -134,10 +138,10 @@ def test_a_rank_that_raises_on_the_third_of_three_hosts(hosts: list[Host]) -> No
 def test_a_rank_that_sleeps_while_the_other_hosts_train(hosts: list[Host]) -> None:
     fault = {"rank": 1, "stage": "training", "kind": "sleep"}
     ran = smoke(hosts[:2], "--nproc", "1", "--stages", FEW, "--timeout", "12", fault=fault)
-    assert [one.code for one in ran] == [1, 1]
+    assert [run.code for run in ran] == [1, 1]
     (finding,) = ran[0].findings("smoke-hang")
     assert (finding["node"], finding["rank"]) == ("n2", 1)
-    assert [one["summary"] for one in ran[1].findings("smoke-hang")] == [finding["summary"]]
+    assert [finding["summary"] for finding in ran[1].findings("smoke-hang")] == [finding["summary"]]
     assert finding["summary"].startswith("rank 1 (n2) hangs in training")
     assert any("this rank sleeps now" in one["text"] for one in finding["evidence"])
     assert {rank: fate[1] for rank, fate in fates(ran[0]).items()} == {0: "hung", 1: "hung"}
@@ -155,14 +159,17 @@ def test_a_hostname_that_means_the_loopback(hosts: list[Host]) -> None:
     finally:
         for host in hosts[:2]:
             host.hosts("\n".join(["127.0.0.1 localhost", *before, "10.77.0.13 n3"]) + "\n")
-    assert [one.code for one in ran] == [1, 1]
+    assert [run.code for run in ran] == [1, 1]
     assert {fate[2] for fate in fates(ran[0]).values()} == {"process group"}
     assert ran[0].slugs == {"smoke-rank-failed", "hostname-resolves-loopback"}
     assert ran[0].nodes("hostname-resolves-loopback") == ["n1", "n2"]
     (finding,) = ran[0].findings("smoke-rank-failed")
     assert "in process group" in finding["summary"]
     ask = f"ddpdoctor netcheck --master-addr {MASTER} --nnodes 2 --node-rank "
-    assert [one for one in ran[0].commands("smoke-rank-failed") if one.startswith(ask)] == [f"{ask}0", f"{ask}1"]
+    assert [command for command in ran[0].commands("smoke-rank-failed") if command.startswith(ask)] == [
+        f"{ask}0",
+        f"{ask}1",
+    ]
 
 
 @pytest.mark.thorough
@@ -173,7 +180,7 @@ def test_a_host_that_never_comes(hosts: list[Host]) -> None:
     assert f"ddpdoctor smoke --master-addr {MASTER} --nnodes 2 --node-rank 1 --wait 2" in ran.commands(
         "rdzv-missing-node"
     )
-    (phase,) = [one for one in ran.report["phases"] if one["name"] == "smoke"]
+    (phase,) = [phase for phase in ran.report["phases"] if phase["name"] == "smoke"]
     assert (phase["passed"], phase["reason"]) == ("not tested", "only one node is there")
 
 

@@ -44,13 +44,13 @@ def test_srun_two_tasks_on_each_of_two_hosts(cluster: Slurm, hosts: list[Host], 
     assert report["verdict"] == "ok"
     smoke = report["smoke"]
     assert (smoke["engine"], smoke["world_size"], smoke["nnodes"]) == ("srun", 4, 2)
-    assert [(one["rank"], one["local_rank"], one["host"]) for one in smoke["ranks"]] == [
+    assert [(rank["rank"], rank["local_rank"], rank["host"]) for rank in smoke["ranks"]] == [
         (0, 0, "n1"),
         (1, 1, "n1"),
         (2, 0, "n2"),
         (3, 1, "n2"),
     ]
-    assert [one["host"] for one in report["nodes"]] == [
+    assert [node["host"] for node in report["nodes"]] == [
         f"{host} (rank {rank})" for rank, host in enumerate(["n1", "n1", "n2", "n2"])
     ]
     for rank in (1, 2, 3):

@@ -106,7 +106,7 @@ def _is_called(name: str, pid: int) -> bool:
 
 def _uses_gloo(pid: int) -> bool:
     with suppress(OSError):
-        return any("gloo" in one.read_text() for one in Path(f"/proc/{pid}/task").glob("*/comm"))
+        return any("gloo" in path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/comm"))
     return False
 
 
@@ -145,7 +145,8 @@ def test_what_a_run_left_that_was_killed_as_a_whole_goes_with_the_next(short_pat
         notes = job.estate.folder.glob
         wait_for(
             lambda: any(
-                "sem.mp-" in (said := one.read_text()) and job.shared.name in said for one in notes("*/.shared-memory")
+                "sem.mp-" in (said := note.read_text()) and job.shared.name in said
+                for note in notes("*/.shared-memory")
             ),
             20,
         )
@@ -210,8 +211,8 @@ def test_a_doctor_who_is_held_up_tells_what_happened_meanwhile(short_path: Path)
             stdout, stderr = job.doctor.communicate(timeout=60)
             assert job.doctor.returncode == 0, stdout + stderr
             ranks = json.loads(stdout)["smoke"]["ranks"]
-            assert [one["ending"] for one in ranks] == ["finished"] * 2
-            assert max(stage["seconds"] or 0 for one in ranks for stage in one["stages"]) < LIMIT
+            assert [rank["ending"] for rank in ranks] == ["finished"] * 2
+            assert max(stage["seconds"] or 0 for rank in ranks for stage in rank["stages"]) < LIMIT
             assert job.estate.left_after(SECONDS) == {}
     finally:
         for job in jobs:

@@ -135,9 +135,9 @@ def test_nobody_talks_the_doctor_down(short_path: Path) -> None:
     assert len(culprit.last_line) <= 300
     assert not flood.shared.exists()  # The rank had it mapped, so it is surely ours.
 
-    assert {one.ending for one in healthy.ranks} == {RankEnding.FINISHED}
-    assert {stage.state for one in healthy.ranks for stage in one.stages} == {StageState.PASSED}
-    assert all(0 < one.memory < 1 << 40 for one in healthy.ranks)
+    assert {rank.ending for rank in healthy.ranks} == {RankEnding.FINISHED}
+    assert {stage.state for rank in healthy.ranks for stage in rank.stages} == {StageState.PASSED}
+    assert all(0 < rank.memory < 1 << 40 for rank in healthy.ranks)
     # Nobody had it mapped when it was looked at: told, and left alone.
     assert junk.shared.name in healthy.leftovers.unclaimed
     assert healthy.leftovers.processes == ()
@@ -145,7 +145,8 @@ def test_nobody_talks_the_doctor_down(short_path: Path) -> None:
 
     rank = by_rank(stayed)[1]
     assert (rank.ending, rank.step) == (RankEnding.HUNG, PROCESS_END), [
-        (one.ending, one.exit_code, one.step, one.stack_source, one.ended_after, one.words) for one in stayed.ranks
+        (rank.ending, rank.exit_code, rank.step, rank.stack_source, rank.ended_after, rank.words)
+        for rank in stayed.ranks
     ]
     assert rank.last is not None
     assert (rank.last.name, rank.last.state) == ("shutdown", StageState.HUNG)
@@ -177,11 +178,11 @@ def test_who_was_killed_is_told_from_those_who_died_of_it(short_path: Path) -> N
     rank = by_rank(by_sigterm)[1]
     assert (rank.ending, rank.exit_code, by_sigterm.problem) == (RankEnding.KILLED, -15, "")
     assert without_engine.problem.startswith("torch's engine was ended by SIGKILL")
-    assert [one.ending for one in without_engine.ranks] == [RankEnding.ENDED] * 2
+    assert [rank.ending for rank in without_engine.ranks] == [RankEnding.ENDED] * 2
     assert without_server.problem == "the process that the ranks were forked from has ended"
-    assert [one.ending for one in without_server.ranks] == [RankEnding.ENDED] * 2
+    assert [rank.ending for rank in without_server.ranks] == [RankEnding.ENDED] * 2
     assert without_keeper.problem == "the process of ddpdoctor that keeps the ranks was ended by SIGKILL"
-    assert [one.ending for one in without_keeper.ranks] == [RankEnding.ENDED] * 2
+    assert [rank.ending for rank in without_keeper.ranks] == [RankEnding.ENDED] * 2
 
 
 @pytest.mark.slow
@@ -242,4 +243,4 @@ def test_a_python_that_is_none_ends_at_once_with_its_words(short_path: Path) -> 
 
     for ran, (_, words) in zip(asyncio.run(asyncio.wait_for(go(), 60)), cases, strict=True):
         assert words in ran.problem
-        assert [one.ending for one in ran.ranks] == [RankEnding.NEVER_CAME] * 2
+        assert [rank.ending for rank in ran.ranks] == [RankEnding.NEVER_CAME] * 2

@@ -46,7 +46,7 @@ def states(report: dict[str, object]) -> dict[str, set[str]]:
 
 
 def slugs(report: dict[str, object]) -> set[str]:
-    return {one["slug"] for one in report["findings"]}  # type: ignore[attr-defined]
+    return {finding["slug"] for finding in report["findings"]}  # type: ignore[attr-defined]
 
 
 def test_all_stages_that_need_no_gpu_pass(python: str) -> None:

@@ -135,7 +135,7 @@ def test_the_end_of_all_ranks_is_told_by_its_cause_where_that_is_heard_in_time(t
     assert killed.problem == "torch's engine was ended by SIGKILL"
     assert stays.problem == "the process that the ranks were forked from has ended"
     for ran in (killed, stays):
-        assert [one.ending for one in ran.ranks] == [RankEnding.ENDED] * 2
+        assert [rank.ending for rank in ran.ranks] == [RankEnding.ENDED] * 2
 
 
 def test_a_doctor_who_was_stopped_hears_what_was_said_before_calling_anyone_late(tmp_path: Path) -> None:

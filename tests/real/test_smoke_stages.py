@@ -49,19 +49,19 @@ def healthy(nproc: int, folder: Path, stages: tuple[str, ...] = STAGES) -> Smoke
 def test_every_stage_passes_or_says_why_it_is_not_tested(nproc: int, tmp_path: Path) -> None:
     ran = healthy(nproc, tmp_path / "run")
     assert len(ran.ranks) == nproc
-    for one in ran.ranks:
-        assert one.ending is RankEnding.FINISHED, (one.words, one.stack)
-        assert [stage.name for stage in one.stages] == list(STAGES)
-        assert {stage.name: stage.words for stage in one.stages if stage.state is StageState.NOT_TESTED} == NOT_ON_CPU
-        assert {stage.state for stage in one.stages} == {StageState.PASSED, StageState.NOT_TESTED}
-        words = {stage.name: stage.words for stage in one.stages}
+    for rank in ran.ranks:
+        assert rank.ending is RankEnding.FINISHED, (rank.words, rank.stack)
+        assert [stage.name for stage in rank.stages] == list(STAGES)
+        assert {stage.name: stage.words for stage in rank.stages if stage.state is StageState.NOT_TESTED} == NOT_ON_CPU
+        assert {stage.state for stage in rank.stages} == {StageState.PASSED, StageState.NOT_TESTED}
+        words = {stage.name: stage.words for stage in rank.stages}
         assert not [name for name, said in SAID.items() if said not in words[name]], words
 
 
 def test_stages_do_without_those_before_them(tmp_path: Path) -> None:
     stages = tuple(name for name in STAGES if name not in ("training", "sampler", "amp", *NOT_ON_CPU))
-    for one in healthy(2, tmp_path / "run", stages).ranks:
-        assert {stage.name: stage.state for stage in one.stages} == dict.fromkeys(stages, StageState.PASSED)
+    for rank in healthy(2, tmp_path / "run", stages).ranks:
+        assert {stage.name: stage.state for stage in rank.stages} == dict.fromkeys(stages, StageState.PASSED)
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -122,7 +122,7 @@ def called(run: Any, stage: str) -> str:
 
 def each(cases: Sequence[Case]) -> list[Any]:
     """Parameters."""
-    return [pytest.param(one, id=str(one), marks=pytest.mark.thorough if one.thorough else ()) for one in cases]
+    return [pytest.param(case, id=str(case), marks=pytest.mark.thorough if case.thorough else ()) for case in cases]
 
 
 @pytest.fixture(scope="module")
@@ -148,12 +148,12 @@ def sick(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.mark.parametrize("case", each(WRONG))
 def test_the_rank_whose_results_are_wrong_is_named_by_all(case: Case, sick: dict[str, tuple[Estate, Smoke]]) -> None:
     _, ran = sick[str(case)]
-    for one in ran.ranks:
-        assert one.ending is RankEnding.WRONG, (one.ending, one.words)
-        assert one.culprits == case.culprits
-        assert case.words in one.words
-        assert one.last is not None
-        assert (one.last.name, one.last.state) == (case.found_by, StageState.FAILED)
+    for rank in ran.ranks:
+        assert rank.ending is RankEnding.WRONG, (rank.ending, rank.words)
+        assert rank.culprits == case.culprits
+        assert case.words in rank.words
+        assert rank.last is not None
+        assert (rank.last.name, rank.last.state) == (case.found_by, StageState.FAILED)
     before = STAGES[: STAGES.index(case.found_by)]
     assert {stage.state for stage in ran.ranks[0].stages if stage.name in before} == {StageState.PASSED}
 
@@ -168,7 +168,7 @@ def test_the_rank_that_calls_something_else_is_found_by_its_call_in_time(
     blamed = attribute_failure(ran.ranks)
     assert blamed is not None
     assert (blamed.kind, blamed.stage) == (TrainingFailureKind.DIFFERENT_CALLS, case.found_by)
-    assert tuple(one.rank for one in blamed.culprits) == case.culprits
+    assert tuple(culprit.rank for culprit in blamed.culprits) == case.culprits
     for one in ranks.values():
         assert one.last is not None
         assert one.last.name == case.found_by

@@ -24,4 +24,4 @@ def test_a_stopped_engine_is_told() -> None:
     order = TrainingOrder(nproc=1, world_size=1, seconds=3.0, import_seconds=8.0)
     ran = asyncio.run(run_ranks(order, python=sys.executable, environ=plain_environ(), on_progress=stop))
     assert re.fullmatch(r"no rank had begun after 8 s: torch's engine \(process \d+\) is stopped", ran.problem)
-    assert [one.process_state for one in ran.ranks] == ["stopped"]
+    assert [rank.process_state for rank in ran.ranks] == ["stopped"]

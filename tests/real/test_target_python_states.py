@@ -240,7 +240,7 @@ def test_names_that_are_not_utf8(tmp_path: Path) -> None:
     found = snapshot(sys.executable, PYTHONPATH=str(folder))
     assert isinstance(found.target_python, TargetPython)
     assert found.target_python.state == "ok"
-    assert any("/caf?/" in one for one in found.target_python.site_packages)
+    assert any("/caf?/" in package for package in found.target_python.site_packages)
     msgspec.json.encode(found)
 
 
@@ -269,7 +269,7 @@ def test_packages_are_those_that_the_metadata_names(tmp_path: Path) -> None:
     (Path(site) / "nvidia_nccl_cu13-2.28.9.dist-info").mkdir()  # Its METADATA is gone.
     found = packages.probe(Context(python))
     assert isinstance(found, Packages)
-    inside = {one.name: one for one in found.installed if one.location.startswith(str(tmp_path))}
+    inside = {package.name: package for package in found.installed if package.location.startswith(str(tmp_path))}
     assert {name: one.version for name, one in inside.items()} == {
         "apex": "0.1",
         "deepspeed": "0.18.0",
@@ -319,9 +319,9 @@ def test_packages_agree_with_importlib_metadata() -> None:
     listed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     found = packages.probe(Context(sys.executable))
     assert isinstance(found, Packages)
-    ours = {f"{one.name}=={one.version}" for one in found.installed}
-    assert ours <= {one.lower().replace("_", "-") for one in listed}
-    assert any(one.startswith("torch==") for one in ours)
+    ours = {f"{package.name}=={package.version}" for package in found.installed}
+    assert ours <= {entry.lower().replace("_", "-") for entry in listed}
+    assert any(our.startswith("torch==") for our in ours)
 
 
 def test_answer_is_asked_once(tmp_path: Path) -> None:

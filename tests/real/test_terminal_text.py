@@ -61,7 +61,9 @@ def hostile_snapshot(path: Path) -> Path:
     sick = host_case("setting-misspelt/sick-transposed").snapshot()
     environment = sick.environment
     assert isinstance(environment, Environment)
-    changed = tuple(Setting(one.name, f"{one.value}{HOSTILE}", one.origin) for one in environment.settings)
+    changed = tuple(
+        Setting(setting.name, f"{setting.value}{HOSTILE}", setting.origin) for setting in environment.settings
+    )
     sick = msgspec.structs.replace(sick, environment=msgspec.structs.replace(environment, settings=changed))
     # As somebody writes it who doesn't use ddpdoctor for it.
     path.write_text(json.dumps(msgspec.to_builtins(sick), ensure_ascii=False))

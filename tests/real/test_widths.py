@@ -41,5 +41,7 @@ def test_a_report_in_a_file_is_as_wide_as_columns_says(tmp_path: Path, columns: 
     ):
         said = report(command(*arguments), tmp_path, environ)
         # A command to be copied isn't broken, so it may be longer.
-        longest = max((len(one) for one in said.splitlines() if "ddpdoctor" not in one and "/" not in one), default=0)
+        longest = max(
+            (len(line) for line in said.splitlines() if "ddpdoctor" not in line and "/" not in line), default=0
+        )
         assert 0.75 * wide < longest <= wide, (arguments, said)

@@ -67,7 +67,7 @@ def test_nothing_is_ended_unless_asked_for(left: Left) -> None:
         left.worker: "DataLoader worker without its rank",
     }
     assert all(one["owner"] and one["age"] >= 10 and one["memory"] for one in found)
-    assert not [one for one in left.host.leftovers() if one["pid"] in left.healthy]
+    assert not [leftover for leftover in left.host.leftovers() if leftover["pid"] in left.healthy]
     dry = left.host.ddpdoctor("zombies", "--kill", "--yes", "--dry-run")
     assert dry.returncode == 1
     assert "dry run" in dry.stdout
@@ -81,7 +81,7 @@ def test_what_belongs_to_another_user_is_left_alone(left: Left) -> None:
     left.host.proven(*left.ranks)
     ended = left.host.run(*USER, *command("zombies", "--kill", "--yes", "--json"))
     assert ended.stdout, ended.stderr
-    mine = [one for one in json.loads(ended.stdout)["leftovers"] if one["certainty"] == "proven"]
+    mine = [leftover for leftover in json.loads(ended.stdout)["leftovers"] if leftover["certainty"] == "proven"]
     assert not mine
     kept(left)
 
@@ -93,7 +93,7 @@ def test_the_worker_is_ended_and_all_others_live(left: Left) -> None:
     assert "ENDED" in ended.stdout or "KILLED" in ended.stdout
     assert "FREED" in ended.stdout
     assert not left.host.alive(left.worker)
-    assert not [one for one in left.host.leftovers() if one["pid"] == worker["pid"]]
+    assert not [leftover for leftover in left.host.leftovers() if leftover["pid"] == worker["pid"]]
     kept(left)
 
 
@@ -104,10 +104,10 @@ def test_check_fix_ends_the_job_that_keeps_the_port(left: Left) -> None:
     shell = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     again = ("--select", "orphaned-rank,port-in-use", "--nproc", "2", "--json")
     before = left.host.ddpdoctor("check", *again, environ=shell)
-    assert {one["slug"] for one in json.loads(before.stdout)["findings"]} == {"orphaned-rank", "port-in-use"}
+    assert {finding["slug"] for finding in json.loads(before.stdout)["findings"]} == {"orphaned-rank", "port-in-use"}
     fixed = left.host.ddpdoctor("check", "--fix", "--yes", *again, environ=shell)
     report = json.loads(fixed.stdout)
-    states = {one["slug"]: (one["state"], one["reason"]) for one in report["treatments"]}
+    states = {treatment["slug"]: (treatment["state"], treatment["reason"]) for treatment in report["treatments"]}
     assert {slug: state for slug, (state, _) in states.items()} == dict.fromkeys(
         ("orphaned-rank", "port-in-use"), "confirmed"
     ), states
@@ -136,7 +136,7 @@ def test_a_quiet_orphan_that_waits_for_no_collective_is_in_doubt(tmp_path: Path)
         found: list[dict[str, Any]] = []
 
         def both_orphaned() -> bool:
-            found[:] = [one for one in host.leftovers() if one["pid"] in ranks]
+            found[:] = [leftover for leftover in host.leftovers() if leftover["pid"] in ranks]
             return len(found) == 2
 
         wait_until(both_orphaned, "two orphans")
@@ -170,7 +170,7 @@ def test_a_rank_in_a_shell_that_torchrun_started_is_an_orphan(tmp_path: Path) ->
         job.wait_for("rank-1.finishing")
         ranks = [job.pid(0), job.pid(1)]
         kill_launcher(job)
-        wait_until(lambda: {one["pid"] for one in host.leftovers()} == set(ranks), "two orphans")
+        wait_until(lambda: {leftover["pid"] for leftover in host.leftovers()} == set(ranks), "two orphans")
         for one in host.leftovers():
             assert one["certainty"] == "doubt"
             assert "train.sh (pid" in one["doubts"][0]
@@ -191,7 +191,7 @@ def test_ranks_of_several_process_groups_are_as_dead_as_others(tmp_path: Path) -
         ranks = [job.pid(0), job.pid(1)]
         kill_launcher(job)
         host.proven(*ranks)
-        named = {one["pid"]: one for one in host.leftovers()}
+        named = {leftover["pid"]: leftover for leftover in host.leftovers()}
         for pid in (alone.pid(0), alone.pid(1)):
             assert named[pid]["certainty"] == "doubt"
             assert (
@@ -219,7 +219,7 @@ def test_ranks_that_a_subreaper_adopted_are_named_and_never_ended(tmp_path: Path
             kill_launcher(job)
             after = host.ddpdoctor("zombies", "--kill", "--yes", "--json")
             assert after.returncode == 1, after.stdout
-            told = {one["pid"]: one for one in json.loads(after.stdout)["leftovers"]}
+            told = {leftover["pid"]: leftover for leftover in json.loads(after.stdout)["leftovers"]}
             parent = host.run("ps", "-o", "ppid=", "-p", str(ranks[0])).stdout.strip()
             assert parent != "1"
             for pid in ranks:
@@ -229,8 +229,8 @@ def test_ranks_that_a_subreaper_adopted_are_named_and_never_ended(tmp_path: Path
             said = host.ddpdoctor("jobs", "--json")
             overview = json.loads(said.stdout)
             assert (overview["verdict"], said.returncode) == ("fail", 1)
-            assert [one["remarks"] for one in overview["jobs"][0]["ranks"]] == [["orphaned"]] * 2
-            (finding,) = [one for one in overview["findings"] if one["slug"] == "orphaned-rank"]
+            assert [rank["remarks"] for rank in overview["jobs"][0]["ranks"]] == [["orphaned"]] * 2
+            (finding,) = [finding for finding in overview["findings"] if finding["slug"] == "orphaned-rank"]
             assert f"(pid {parent}), is not known to be an init" in finding["evidence"][0]["text"]
 
 
@@ -244,7 +244,7 @@ def test_ranks_of_a_script_whose_orphans_a_subreaper_adopted(tmp_path: Path, met
             ranks = [job.pid(0), job.pid(1)]
             assert host.ddpdoctor("zombies").returncode == 0
             host.run("kill", "-9", job.wait_for("parent.pid"))
-            told = {one["pid"]: one for one in host.leftovers()}
+            told = {leftover["pid"]: leftover for leftover in host.leftovers()}
             for pid in ranks:
                 assert told[pid]["certainty"] == "doubt"
                 assert "is not known to be an init" in told[pid]["doubts"][0]

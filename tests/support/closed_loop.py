@@ -494,13 +494,13 @@ def table() -> str:
         "| illness | made by | `check` says | the fix, carried out word for word | while it is ill |",
         "|---|---|---|---|---|",
     ]
-    for one in ILLNESSES:
+    for illness in ILLNESSES:
         cells = (
-            one.name + " \\*" * one.thorough,
-            one.words or _code(one.made),
-            f"`{one.slug}`",
-            _code(one.carried_out),
-            _while_ill(one),
+            illness.name + " \\*" * illness.thorough,
+            illness.words or _code(illness.made),
+            f"`{illness.slug}`",
+            _code(illness.carried_out),
+            _while_ill(illness),
         )
         rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(rows)

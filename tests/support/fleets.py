@@ -78,7 +78,9 @@ def make_fleet(
         nodes=nodes,
         expected=count + len(absent),
         absent=tuple(absent),
-        reach=(Reach(kind="route", addresses=tuple(one.address for one in nodes), ports=(40000,) * count, rows=rows),),
+        reach=(
+            Reach(kind="route", addresses=tuple(node.address for node in nodes), ports=(40000,) * count, rows=rows),
+        ),
         links=tuple(links),
         phases=tuple(phases),
     )

@@ -223,7 +223,7 @@ class Job:
     def __init__(self, plan: Plan, faults: list[Fault], chance: random.Random, backend: str) -> None:
         self.plan = plan
         self.faults = faults
-        self.faulty = tuple(sorted(one.rank for one in faults))
+        self.faulty = tuple(sorted(fault.rank for fault in faults))
         self.chance = chance
         self.backend = backend
         self.world = plan.layout.shape.ranks
@@ -235,8 +235,8 @@ class Job:
         self.pairs: dict[tuple[int, int, str], list[tuple[int, int]]] = defaultdict(list)
         self.counters: list[dict[tuple[str, bool], int]] = [defaultdict(int) for _ in self.ranks]
         self._play()
-        self.stale = {one.rank: self._stale_calls(one) for one in faults if one.kind == "error in a kernel"}
-        self.faulty = tuple(sorted(one.rank for one in faults if self._struck(one) and self._missed(one)))
+        self.stale = {fault.rank: self._stale_calls(fault) for fault in faults if fault.kind == "error in a kernel"}
+        self.faulty = tuple(sorted(fault.rank for fault in faults if self._struck(fault) and self._missed(fault)))
 
     def _struck(self, fault: Fault) -> bool:
         """Not where it waited before for somebody else."""
@@ -253,7 +253,9 @@ class Job:
     @property
     def dead(self) -> tuple[int, ...]:
         """The ranks that can write no dump."""
-        return tuple(sorted(one.rank for one in self.faults if one.kind in ("stops", "exits") and self._struck(one)))
+        return tuple(
+            sorted(fault.rank for fault in self.faults if fault.kind in ("stops", "exits") and self._struck(fault))
+        )
 
     def waits_in_nothing_recorded(self, rank: int) -> bool:
         """Whether all that it has called is done, but for sends and receives."""
@@ -269,7 +271,7 @@ class Job:
     def _shown(self, rank: int, place: int) -> bool:
         """Whether a healthy rank's dump says that this call is done."""
         op = self.ranks[rank].calls[place]
-        broken = {one.rank for one in self.faults}
+        broken = {fault.rank for fault in self.faults}
         return not op.parts and op.group is not None and not broken.issuperset(op.group.ranks)
 
     def _missed(self, fault: Fault) -> bool:
@@ -515,7 +517,7 @@ def _a_job(chance: random.Random, sizes: tuple[int, int], backend: str, kind: st
     for rank in chance.sample(range(shape.ranks), 1 + two):
         program = plan.program(rank)
         step = len(program) // plan.steps
-        what = kind or chance.choice([one for one in KINDS if backend == "nccl" or one != "error in a kernel"])
+        what = kind or chance.choice([kind for kind in KINDS if backend == "nccl" or kind != "error in a kernel"])
         places = [at for at in range(step, len(program)) if not program[at].sync]
         if what == "another branch":
             # Of two that call different things, nobody can say which is wrong.
@@ -527,4 +529,4 @@ def _a_job(chance: random.Random, sizes: tuple[int, int], backend: str, kind: st
     if len(job.faulty) < len(faults) or not all(map(job.shows, faults)):
         return None
     # Of two, one that has called what the other keeps from being done waits itself, as far as anybody can see.
-    return job if len(faults) == 1 or not any(job.waits(one) for one in faults) else None
+    return job if len(faults) == 1 or not any(job.waits(fault) for fault in faults) else None

@@ -199,8 +199,8 @@ def dump(
     written: float = 0.0,
 ) -> Recorded:
     """A rank's dump with one group."""
-    last = max((one.number for one in entries), default=None)
-    done = max((one.number for one in entries if one.state == "completed"), default=0)
+    last = max((entry.number for entry in entries), default=None)
+    done = max((entry.number for entry in entries if entry.state == "completed"), default=0)
     one = RecordedGroup(group=group, ranks=tuple(ranks), last_enqueued=last, last_completed=done, entries=entries)
     return Recorded(
         rank=number, file=f"/dumps/rank_{number}", host=host, written=written, version="2.10", groups=(one,)

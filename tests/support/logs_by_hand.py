@@ -89,16 +89,16 @@ def log(
     launcher: str = "",
 ) -> Log:
     """A log with these facts in it; its files are run.log, run1.log ..."""
-    said = [one.line.rank for one in parts if one.line.rank is not None]
+    said = [part.line.rank for part in parts if part.line.rank is not None]
     return Log(
         files=tuple(LogFile(name=f"run{number or ''}.log", lines=10_000) for number in range(files)),
         launcher=launcher,
         world_size=world_size,
         ranks=ranks or tuple(sorted(set(said))),
         hosts=hosts,
-        sightings=tuple(one for one in parts if isinstance(one, SignMatch)),
-        raised=tuple(one for one in parts if isinstance(one, LoggedException)),
-        exited=tuple(one for one in parts if isinstance(one, ProcessExit)),
+        sightings=tuple(part for part in parts if isinstance(part, SignMatch)),
+        raised=tuple(part for part in parts if isinstance(part, LoggedException)),
+        exited=tuple(part for part in parts if isinstance(part, ProcessExit)),
         errors=errors,
         last=tuple(LastWords(rank=one.rank, line=one) for one in last),
     )

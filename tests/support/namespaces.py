@@ -160,8 +160,8 @@ def look(host: Host, **settings: str) -> Snapshot:
 def found(snapshot: Snapshot) -> dict[str, Finding]:
     """Slug to finding, of the checks of the network."""
     results = diagnose(snapshot, Plan(2, "--nproc"), select(["network"]))
-    assert not [one for one in results if one.not_tested and one.not_tested.why == "crashed"]
-    return {one.check.slug: one.findings[0] for one in results if one.findings}
+    assert not [result for result in results if result.not_tested and result.not_tested.why == "crashed"]
+    return {result.check.slug: result.findings[0] for result in results if result.findings}
 
 
 LISTENER = """

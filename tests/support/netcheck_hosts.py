@@ -43,18 +43,18 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def slugs(self) -> set[str]:
         """What was found, informative findings apart."""
-        return {one["slug"] for one in self.report["findings"] if one["severity"] != "info"}
+        return {finding["slug"] for finding in self.report["findings"] if finding["severity"] != "info"}
 
     def findings(self, slug: str) -> list[dict[str, Any]]:
-        return [one for one in self.report["findings"] if one["slug"] == slug]
+        return [finding for finding in self.report["findings"] if finding["slug"] == slug]
 
     def nodes(self, slug: str) -> list[str]:
         """The nodes on which it was found."""
-        return [one.get("node", self.report["host"]) for one in self.findings(slug)]
+        return [finding.get("node", self.report["host"]) for finding in self.findings(slug)]
 
     def commands(self, slug: str) -> list[str]:
         """The commands of all its fixes."""
-        return [command for one in self.findings(slug) for fix in one["fixes"] for command in fix["commands"]]
+        return [command for finding in self.findings(slug) for fix in finding["fixes"] for command in fix["commands"]]
 
 
 class Running:
@@ -118,7 +118,7 @@ def netcheck(
             *(() if "--full" in arguments else ("--quick",)),
             *given,
             *(("--node-rank", str(rank)) if ranks else ()),
-            *(one for one in arguments if one != "--full"),
+            *(argument for argument in arguments if argument != "--full"),
             environ=dict(environ or {}) | dict((each or {}).get(host.hostname, {})),
         )
         for rank, host in enumerate(hosts)
@@ -144,9 +144,9 @@ def mend(
     settings = {host.hostname: dict((each or {}).get(host.hostname, {})) for host in hosts}
     findings = ran.findings(slug)
     assert findings, f"{ran.host} found no {slug}"
-    for one in findings:
-        first = one["fixes"][0]
-        for host in _meant(first["text"], one.get("node", ran.host), hosts):
+    for finding in findings:
+        first = finding["fixes"][0]
+        for host in _meant(first["text"], finding.get("node", ran.host), hosts):
             settings[host.hostname] = _in_a_shell(host, first["commands"], settings[host.hostname], shim)
     return settings
 

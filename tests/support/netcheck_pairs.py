@@ -170,4 +170,4 @@ def run(pairs: list[Pair], environ: dict[str, dict[str, str]] | None = None) -> 
             ]
         )
     for pair, started in zip(pairs, running, strict=True):
-        pair.ran = [one.end(DEADLINE) for one in started]
+        pair.ran = [process.end(DEADLINE) for process in started]

@@ -96,8 +96,8 @@ class FakeNvidia:
 def holding(*holders: GpuHolder) -> str:
     """The value of a GPU's key "holders": these processes are on it."""
     return ",".join(
-        f"{one.pid}:{'-' if isinstance(one.memory, Unknown) else one.memory}:{_KINDS[one.kind]}:{_slot(one.mig_uuid)}"
-        for one in holders
+        f"{holder.pid}:{'-' if isinstance(holder.memory, Unknown) else holder.memory}:{_KINDS[holder.kind]}:{_slot(holder.mig_uuid)}"
+        for holder in holders
     )
 
 

@@ -68,7 +68,7 @@ class OwnPids:
         found: list[dict[str, Any]] = []
 
         def all_proven() -> bool:
-            found[:] = [one for one in self.leftovers() if one["pid"] in pids]
+            found[:] = [leftover for leftover in self.leftovers() if leftover["pid"] in pids]
             return len(found) == len(pids) and all(one["certainty"] == "proven" for one in found)
 
         wait_until(all_proven, f"proven leftovers: {found}")

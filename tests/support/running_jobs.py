@@ -136,7 +136,7 @@ class RunningJob:
     def end(self) -> None:
         """Kills all of it, and waits until none is left. multiprocessing's resource tracker goes by itself after all others,
         and takes their semaphores out of /dev/shm."""
-        killed = {one.pid for one in self.started}
+        killed = {process.pid for process in self.started}
         until = time.monotonic() + 10
 
         def gone() -> bool:
@@ -146,8 +146,8 @@ class RunningJob:
                 if time.monotonic() > until or not _tracks_resources(pid):
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
-            for one in self.started:
-                one.poll()
+            for process in self.started:
+                process.poll()
             # One that is dying has no environment any more.
             return not pids and all(state(pid) in ("", "Z") for pid in killed)
 

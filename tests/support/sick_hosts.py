@@ -24,10 +24,10 @@ class Told:
         assert stderr == "", stderr
         self.code = code
         self.report: dict[str, Any] = json.loads(stdout)
-        slugs = {one["slug"] for one in self.report["findings"] + self.report["not_tested"]}
-        silent = {one.slug for one in all_checks()} ^ (slugs | set(self.passed))
+        slugs = {finding["slug"] for finding in self.report["findings"] + self.report["not_tested"]}
+        silent = {check.slug for check in all_checks()} ^ (slugs | set(self.passed))
         assert not silent, silent
-        crashed = [one for one in self.report["not_tested"] if one["why"] == "crashed"]
+        crashed = [skipped for skipped in self.report["not_tested"] if skipped["why"] == "crashed"]
         assert not crashed, crashed
         for facts in self.report["facts"].values():
             for group in GROUPS:
@@ -42,16 +42,18 @@ class Told:
     @cached_property
     def found(self) -> dict[str, str]:
         """Slug to severity and summary of what was found: "fail: GPU 3 no longer answers"."""
-        return {one["slug"]: f"{one['severity']}: {one['summary']}" for one in self.report["findings"]}
+        return {finding["slug"]: f"{finding['severity']}: {finding['summary']}" for finding in self.report["findings"]}
 
     @cached_property
     def failed(self) -> set[str]:
-        return {one["slug"] for one in self.report["findings"] if one["severity"] == "fail"}
+        return {finding["slug"] for finding in self.report["findings"] if finding["severity"] == "fail"}
 
     @cached_property
     def not_tested(self) -> dict[str, str]:
         """Slug to reason, where a fact could not be learned."""
-        return {one["slug"]: one["reason"] for one in self.report["not_tested"] if one["why"] == "unknown"}
+        return {
+            skipped["slug"]: skipped["reason"] for skipped in self.report["not_tested"] if skipped["why"] == "unknown"
+        }
 
     @cached_property
     def reasons(self) -> str:

@@ -150,7 +150,7 @@ class SimulatedJob:
 
     @property
     def end(self) -> float:
-        return min(one.end for one in self.ranks)
+        return min(rank.end for rank in self.ranks)
 
     def watched(self, monkeypatch: pytest.MonkeyPatch, start: float, seconds: int, dice: Random) -> Hang:
         """The facts as `watch` makes them, in no time."""
@@ -288,7 +288,7 @@ def simulated_job(dice: Random) -> SimulatedJob:
     pauses = dice.choice([(), (job.checkpoint,), (job.evaluation, job.checkpoint), (job.waits_for_data,)])
     every = dice.randint(2, 20)
     count = 0
-    while max(one.end for one in ranks) < LAST and len(ranks[0].spans) < MOST_SPANS:
+    while max(rank.end for rank in ranks) < LAST and len(ranks[0].spans) < MOST_SPANS:
         shape(step)
         count += 1
         if pauses and count % every == 0:
@@ -312,16 +312,16 @@ class _Builder:
 
     def start(self) -> None:
         """They import, and come to the rendezvous one after the other; rank 0, which keeps the store, asks it again and again."""
-        for one in self.ranks:
+        for rank in self.ranks:
             for span in computes(self.dice.uniform(1, 10), self.dice):
-                one.add(span)
+                rank.add(span)
             for span in receives(self.dice.choice([0.1, 0.1, 60.0]), self.dice):
-                one.add(span)
+                rank.add(span)
         self.meet(self.ranks, Span(seconds=0.0, stack=rendezvous(), waits_in="do_poll"), polls=100.0)
 
     def meet(self, ranks: Sequence[Timeline], span: Span, *, polls: float = 0.0) -> None:
         """All go on when the last has come. polls: how often the first wakes up for that."""
-        latest = max(one.end for one in ranks) + 0.0005
+        latest = max(rank.end for rank in ranks) + 0.0005
         for number, one in enumerate(ranks):
             mine = msgspec.structs.replace(span, wakes=0.0 if number else polls)
             one.wait(latest + self.dice.uniform(0, 0.002), mine)
@@ -333,14 +333,14 @@ class _Builder:
             self.meet(ranks, Span(seconds=0.0, stack=stack or self.meeting, done=self.payload * (len(ranks) - 1)))
             return
         # The call returns at once; the main thread waits for the GPU where a figure is asked for, and spins.
-        for one in ranks:
-            one.add(Span(seconds=0.004, stack=stack or self.meeting, state="R", cores=1.0, spins=True))
+        for rank in ranks:
+            rank.add(Span(seconds=0.004, stack=stack or self.meeting, state="R", cores=1.0, spins=True))
         self.meet(ranks, Span(seconds=0.0, stack=own("train_step", 52), state="R", cores=1.0, spins=True))
 
     def data_parallel(self, step: float) -> None:
-        for one in self.ranks:
+        for rank in self.ranks:
             for span in self.work(step * self.dice.uniform(0.8, 1.0), self.dice):
-                one.add(span)
+                rank.add(span)
         self.collective(self.ranks)
 
     def one_slow_rank(self, step: float) -> None:
@@ -381,9 +381,9 @@ class _Builder:
         worker.add(Span(seconds=step, stack=in_worker(GETS_ITEM), done=600_000, **kind))
         worker.add(Span(seconds=0.001, stack=IDLE_WORKER, waits_in="do_poll"))
         first.wait(worker.end, Span(seconds=0.0, stack=loader(), waits_in="do_poll", wakes=0.2, done=self.payload))
-        for one in self.ranks:
+        for rank in self.ranks:
             for span in computes(0.003, self.dice):
-                one.add(span)
+                rank.add(span)
         self.collective(self.ranks)
 
     def checkpoint(self, pause: float) -> None:

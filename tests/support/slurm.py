@@ -115,7 +115,7 @@ def slurm(hosts: Sequence[Host], folder: Path, cores: int = 8, more: str = "") -
 def _wait(ready: Callable[[], bool], daemon: subprocess.Popen[bytes], folder: Path, seconds: float = 30) -> None:
     until = time.monotonic() + seconds
     while not ready():
-        logs = "\n".join(one.read_text() for one in sorted(folder.glob("*.log")))
+        logs = "\n".join(path.read_text() for path in sorted(folder.glob("*.log")))
         assert daemon.poll() is None, logs
         assert time.monotonic() < until, logs
         time.sleep(0.05)

@@ -82,17 +82,17 @@ class Estate:
 
     def pids(self) -> list[int]:
         found = []
-        for one in Path("/proc").glob("[0-9]*"):
+        for path in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
-                if f"DDPDOCTOR_TEST={self.mark}".encode() in (one / "environ").read_bytes():
-                    found.append(int(one.name))
+                if f"DDPDOCTOR_TEST={self.mark}".encode() in (path / "environ").read_bytes():
+                    found.append(int(path.name))
         return found
 
     def look(self) -> list[int]:
         """Takes note of what they have now."""
         pids = self.pids()
         self.most_processes = max(self.most_processes, len(pids))
-        self.files |= {one.name for one in self.folder.iterdir()}
+        self.files |= {path.name for path in self.folder.iterdir()}
         listening = listening_ports(Proc(), "net")
         for pid in pids:
             self.ports |= {inode: listening[inode] for inode in sockets_of(pid) if inode in listening}
@@ -137,7 +137,7 @@ class Estate:
             "processes": [(pid, Path(f"/proc/{pid}/cmdline").read_bytes()) for pid in self.pids()],
             "ports": [port for inode, port in self.ports.items() if listening.get(inode) == port],
             "shared memory": [name for key, name in own_files("/dev/shm").items() if key in self.shared],
-            "files": sorted(one.name for one in self.folder.iterdir()),
+            "files": sorted(path.name for path in self.folder.iterdir()),
         }
         return {kind: some for kind, some in found.items() if some}
 

@@ -96,8 +96,8 @@ class Training:
         self.model.zero_grad()
         self.model(self.batch).sum().backward()
         if not hasattr(self.model, "module"):
-            for one in self.model.parameters():
-                self.reduce(one.grad)
+            for parameter in self.model.parameters():
+                self.reduce(parameter.grad)
 
     def evaluate(self):
         mark(f"rank-{self.rank}.there")

@@ -24,7 +24,7 @@ from tests.benchmarks.bench_smoke import Compared, Hang, has_failed, measured, r
 def test_memory_must_keep_its_aim_and_wall_time_its_limit(
     ranks: int, ratios: tuple[float, ...], memory: float, fails: bool
 ) -> None:
-    assert has_failed(Compared(ranks, [(10 * one, 10.0) for one in ratios], (memory, 1000.0))) is fails
+    assert has_failed(Compared(ranks, [(10 * ratio, 10.0) for ratio in ratios], (memory, 1000.0))) is fails
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,9 @@ NOT_IN_THE_SOURCE = {
 def test_time_grows_with_the_length_only(part: int) -> None:
     expressions, _ = collected()
     slow = [
-        f"{one.where}: {one.method} {one.compiled.pattern!r} on {growth}"
-        for one in expressions[part::PARTS]
-        if (growth := worst_growth(one))
+        f"{expression.where}: {expression.method} {expression.compiled.pattern!r} on {growth}"
+        for expression in expressions[part::PARTS]
+        if (growth := worst_growth(expression))
     ]
     assert not slow, "\n".join(slow)
 

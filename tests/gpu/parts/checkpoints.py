@@ -80,14 +80,14 @@ def checkpoint_pinned(kit: Kit) -> None:
     report = kit.report(
         "check", "--quick", "--checkpoint", kit.folder / "last.ckpt", "--checkpoint", kit.folder / "whole.pt"
     )
-    found = [f"{one['severity']}: {one['slug']}: {one['summary']}" for one in report["findings"]]
+    found = [f"{finding['severity']}: {finding['slug']}: {finding['summary']}" for finding in report["findings"]]
     kit.saw("findings", found)
-    named = {one["slug"] for one in report["findings"]}
+    named = {finding["slug"] for finding in report["findings"]}
     kit.hold("ckpt-whole-module" in named, "a pickled model is not named")
     if kit.machine.rehearsal:
         kit.hold("ckpt-device-pin" in named, "the pins are not named where there is no such GPU")
         return
     # Here cuda:0 is there; with no GPU to be seen it isn't.
     report = kit.report("check", "--quick", "--checkpoint", kit.folder / "last.ckpt", CUDA_VISIBLE_DEVICES="")
-    kit.saw("findings without a GPU", without := sorted(one["slug"] for one in report["findings"]))
+    kit.saw("findings without a GPU", without := sorted(finding["slug"] for finding in report["findings"]))
     kit.compare("the pins are named where no GPU is to be seen", True, "ckpt-device-pin" in without)

@@ -27,7 +27,7 @@ def measured(kit: Kit, ranks: int) -> dict[str, Any]:
 )
 def data_parallel(kit: Kit) -> None:
     speeds = measured(kit, min(kit.machine.ranks, 2))["speeds"]
-    (found,) = [one for one in speeds if one["way"] == "DataParallel"]
+    (found,) = [speed for speed in speeds if speed["way"] == "DataParallel"]
     kit.hold(not found["failed"], f"it failed: {found['problem']}")
     if kit.machine.rehearsal or kit.machine.gpus == 1:
         kit.hold(
@@ -45,12 +45,12 @@ def scaling(kit: Kit) -> None:
     kit.saw(
         "speed of one rank's",
         {
-            f"{one['ranks']} {one['way']}": round(one["samples_per_second"] / first, 3)
-            for one in found["speeds"]
+            f"{speed['ranks']} {speed['way']}": round(speed["samples_per_second"] / first, 3)
+            for speed in found["speeds"]
             if first
         },
     )
-    kit.hold(all(not one["failed"] for one in found["speeds"]), f"a number of ranks failed: {found['speeds']}")
+    kit.hold(all(not speed["failed"] for speed in found["speeds"]), f"a number of ranks failed: {found['speeds']}")
 
 
 @part("speed", "check and check --quick against an import of torch, and of typer and rich", 30)

@@ -55,12 +55,15 @@ def check(kit: Kit) -> None:
     report = kit.report("check")
     kit.keep("check.json", json.dumps(report, indent=1))
     kit.saw("verdict", report["verdict"])
-    kit.saw("findings", [f"{one['severity']}: {one['slug']}: {one['summary']}" for one in report["findings"]])
-    kit.saw("not tested", {one["slug"]: one.get("reason", "") for one in report["not_tested"]})
+    kit.saw(
+        "findings",
+        [f"{finding['severity']}: {finding['slug']}: {finding['summary']}" for finding in report["findings"]],
+    )
+    kit.saw("not tested", {skipped["slug"]: skipped.get("reason", "") for skipped in report["not_tested"]})
     kit.saw("passed", len(report["passed"]))
-    crashed = [one["slug"] for one in report["not_tested"] if one["why"] == "crashed"]
+    crashed = [skipped["slug"] for skipped in report["not_tested"] if skipped["why"] == "crashed"]
     kit.hold(not crashed, f"checks crashed: {', '.join(crashed)}")
-    failed = [one["slug"] for one in report["findings"] if one["severity"] == "fail"]
+    failed = [finding["slug"] for finding in report["findings"] if finding["severity"] == "fail"]
     failed = [slug for slug in failed if not (kit.machine.rehearsal and slug == "torch-cpu-only")]
     kit.hold(not failed, f"check says that this host would not train: {', '.join(failed)}")
 
@@ -123,7 +126,7 @@ def architecture(kit: Kit) -> None:
     kit.saw("not tested", report["not_tested"])
     said = "gpu-arch-unsupported" in report["passed"]
     kit.hold(
-        kit.machine.rehearsal or said is all(one is True for one in runs), f"check passed: {said}; kernels: {runs}"
+        kit.machine.rehearsal or said is all(run is True for run in runs), f"check passed: {said}; kernels: {runs}"
     )
 
 
@@ -338,18 +341,20 @@ def other_user(kit: Kit) -> None:
     )
     kit.hold("Traceback" not in theirs.stderr, "a traceback")
     other = json.loads(theirs.stdout)
-    failed = {one["slug"] for one in other["findings"] if one["severity"] == "fail"}
+    failed = {finding["slug"] for finding in other["findings"] if finding["severity"] == "fail"}
     if "python-unusable" in failed:
         raise NotPossibleError(f"another user can't start {sys.executable}")
-    kit.saw("only as another user", sorted(failed - {one["slug"] for one in mine["findings"]}))
+    kit.saw("only as another user", sorted(failed - {finding["slug"] for finding in mine["findings"]}))
     kit.hold(other["verdict"] != "unknown", f"another user gets no verdict: {other['problems']}")
-    kit.hold(not failed - {one["slug"] for one in mine["findings"]}, f"only for another user fails: {sorted(failed)}")
+    kit.hold(
+        not failed - {finding["slug"] for finding in mine["findings"]}, f"only for another user fails: {sorted(failed)}"
+    )
 
 
 def holders_of(kit: Kit) -> dict[int, Any]:
     """Bytes on the first GPU by the pid that is named for them, as the snapshot has it."""
     holders = gpus_of(kit.snapshot("--quick"))[0]["holders"]
-    return {one["pid"]: one["memory"] for one in holders} if isinstance(holders, list) else {}
+    return {holder["pid"]: holder["memory"] for holder in holders} if isinstance(holders, list) else {}
 
 
 @part("context-memory", "what a CUDA context and a rank take of a GPU, and who is named for it", 25)
@@ -378,6 +383,6 @@ def context_memory(kit: Kit) -> None:
         if pid not in listed and not kit.machine.rehearsal:
             kit.differs.append(f"NVML does not list the rank {pid} as a holder: {listed}")
         report = kit.report("jobs")
-    (found,) = [one for one in report["jobs"] if pid in [rank["process"]["pid"] for rank in one["ranks"]]] or [None]
+    (found,) = [job for job in report["jobs"] if pid in [rank["process"]["pid"] for rank in job["ranks"]]] or [None]
     kit.saw("jobs", found)
     kit.hold(found is not None, "jobs does not show the training")

@@ -18,7 +18,7 @@ RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_TRACE_BUFFER_SIZE": "200
 
 def found_of(report: dict[str, Any], job: Training) -> dict[str, Any] | None:
     pids = set(job.pids())
-    return next((one for one in report["jobs"] if pids & {rank["process"]["pid"] for rank in one["ranks"]}), None)
+    return next((job for job in report["jobs"] if pids & {rank["process"]["pid"] for rank in job["ranks"]}), None)
 
 
 @part("jobs", "jobs shows a healthy training with its GPUs, and finds nothing", 15)
@@ -32,7 +32,7 @@ def jobs(kit: Kit) -> None:
     assert found
     kit.saw("job", found)
     kit.hold([rank["process"]["pid"] for rank in found["ranks"]] == pids, "the ranks are others")
-    wrong = [one for one in report["findings"] if any(str(pid) in json.dumps(one) for pid in pids)]
+    wrong = [finding for finding in report["findings"] if any(str(pid) in json.dumps(finding) for pid in pids)]
     kit.hold(not [one for one in wrong if one["severity"] == "fail"], f"a healthy training fails: {wrong}")
     kit.saw("findings", [f"{one['severity']}: {one['slug']}: {one['summary']}" for one in wrong])
     if kit.machine.rehearsal:
@@ -50,7 +50,7 @@ def hang_healthy(kit: Kit) -> None:
         report = kit.report("jobs", "--hang", str(job.pids()[0]))
     kit.keep("hang.json", json.dumps(report, indent=1))
     kit.saw("verdict", report["verdict"])
-    failed = [one["summary"] for one in report["findings"] if one["severity"] == "fail"]
+    failed = [finding["summary"] for finding in report["findings"] if finding["severity"] == "fail"]
     kit.hold(not failed, f"a healthy training is called {failed}")
 
 
@@ -62,14 +62,19 @@ def hung(kit: Kit, fault: str, *arguments: str, settings: Mapping[str, str] | No
         report = kit.report("jobs", "--hang", str(job.pids()[0]), *arguments, seconds=90)
         kit.saw("faulty rank's pid", job.pids()[-1])
     kit.keep("hang.json", json.dumps(report, indent=1))
-    kit.saw("findings", [f"{one['severity']}: {one['slug']}: {one['summary']}" for one in report["findings"]])
+    kit.saw(
+        "findings",
+        [f"{finding['severity']}: {finding['slug']}: {finding['summary']}" for finding in report["findings"]],
+    )
     return report
 
 
 def names_the_last(kit: Kit, report: dict[str, Any]) -> None:
     rank = kit.machine.ranks - 1
-    named = [one for one in report["findings"] if one.get("rank") == rank or f"ank {rank}" in json.dumps(one)]
-    kit.hold(named, f"rank {rank} is not named: {[one['summary'] for one in report['findings']]}")
+    named = [
+        finding for finding in report["findings"] if finding.get("rank") == rank or f"ank {rank}" in json.dumps(finding)
+    ]
+    kit.hold(named, f"rank {rank} is not named: {[finding['summary'] for finding in report['findings']]}")
 
 
 @part("hang-sleep", "jobs --hang shows the rank that sleeps in user code, and its line", 20, beside=True)
@@ -132,7 +137,7 @@ def hang_recorder(kit: Kit) -> None:
     kit.keep("hang.json", json.dumps(report, indent=1))
     hang = report["hang"]
     kit.saw("refused", hang["refused"])
-    kit.saw("recorded", [{key: one[key] for key in list(one)[:6]} for one in hang["recorded"]])
+    kit.saw("recorded", [{key: recording[key] for key in list(recording)[:6]} for recording in hang["recorded"]])
     kit.hold(not hang["refused"], f"dumps were refused: {hang['refused']}")
     kit.hold(len(hang["recorded"]) == len(dumps), f"of {len(dumps)} dumps {len(hang['recorded'])} were read")
     kit.hold("all_reduce" in json.dumps(hang["recorded"]).lower(), "no collective of the recorders is told")
@@ -188,5 +193,8 @@ def jobs_killed_rank(kit: Kit) -> None:
         time.sleep(2)
         report = kit.report("jobs", str(job.pids()[0]))
         os.kill(launcher, signal.SIGCONT)
-    kit.saw("findings", [f"{one['severity']}: {one['slug']}: {one['summary']}" for one in report["findings"]])
+    kit.saw(
+        "findings",
+        [f"{finding['severity']}: {finding['slug']}: {finding['summary']}" for finding in report["findings"]],
+    )
     names_the_last(kit, report)

@@ -22,7 +22,7 @@ def orphaned(job: Training) -> list[int]:
 
 
 def leftovers_of(report: dict[str, Any], pids: list[int]) -> list[dict[str, Any]]:
-    return [one for one in report["leftovers"] if one["pid"] in pids]
+    return [leftover for leftover in report["leftovers"] if leftover["pid"] in pids]
 
 
 def alive(kit: Kit, pid: int) -> bool:
@@ -148,13 +148,16 @@ def extra_contexts(kit: Kit) -> None:
         if not kit.machine.rehearsal:
             kit.saw("GPU memory in use, MiB", [used(gpu) >> 20 for gpu in range(kit.machine.gpus)])
         report = kit.report("jobs")
-    (found,) = [one for one in report["jobs"] if pids[0] in [rank["process"]["pid"] for rank in one["ranks"]]] or [None]
+    (found,) = [job for job in report["jobs"] if pids[0] in [rank["process"]["pid"] for rank in job["ranks"]]] or [None]
     kit.hold(found is not None, "jobs does not show the training")
     assert found
     kit.saw("ranks", {rank["rank"]: {"gpus": rank["gpus"], "remarks": rank["remarks"]} for rank in found["ranks"]})
     told = json.dumps(report["findings"])
-    slugs = [one["slug"] for one in report["findings"]]
-    kit.saw("findings", [f"{one['slug']}: {one['summary']}" for one in report["findings"] if str(pids[0]) in told])
+    slugs = [finding["slug"] for finding in report["findings"]]
+    kit.saw(
+        "findings",
+        [f"{finding['slug']}: {finding['summary']}" for finding in report["findings"] if str(pids[0]) in told],
+    )
     workers = {one["pid"]: one for rank in found["ranks"] for one in rank["workers"]}
     kit.hold(worker in workers, f"the DataLoader worker {worker} is not among {list(workers)}")
     if kit.machine.rehearsal:

@@ -32,8 +32,8 @@ def run_of(function: str) -> Callable[[Kit], None]:
         kit.keep("report.txt", ran.stderr)
         kit.hold(ran.code, "the training ended well, with a fault in it")
         report = kit.report("diagnose-log", kit.folder / "log.txt")
-        slugs = [one["slug"] for one in report["findings"]]
-        kit.saw("diagnosed as", [f"{one['slug']}: {one['summary']}" for one in report["findings"]])
+        slugs = [finding["slug"] for finding in report["findings"]]
+        kit.saw("diagnosed as", [f"{finding['slug']}: {finding['summary']}" for finding in report["findings"]])
         kit.saw("verdict", report["verdict"])
         kit.hold(report["findings"] or report.get("log", {}).get("first"), "nothing was found in the log")
         expected = CASES[function][1]
@@ -64,7 +64,7 @@ def xid(kit: Kit) -> None:
     if not xids:
         raise NotPossibleError("the driver wrote no XID that could be read here")
     report = kit.report("check", "--quick", "--select", "gpu,driver")
-    kit.saw("findings", [f"{one['slug']}: {one['summary']}" for one in report["findings"]])
+    kit.saw("findings", [f"{finding['slug']}: {finding['summary']}" for finding in report["findings"]])
 
 
 def kernel_log(kit: Kit) -> list[str]:

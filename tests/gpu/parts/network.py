@@ -47,12 +47,15 @@ def _run(kit: Kit, hosts: list[Any]) -> None:
     except ValueError:
         raise FailedError(f"netcheck printed no JSON: {said.stderr.strip()[-300:]}") from None
     kit.keep("netcheck.json", said.stdout)
-    phases = {one["name"]: one["passed"] for one in report["phases"]}
-    nccl = next(one for one in report["phases"] if one["name"] == "nccl")
+    phases = {phase["name"]: phase["passed"] for phase in report["phases"]}
+    nccl = next(phase for phase in report["phases"] if phase["name"] == "nccl")
     kit.saw("phases", phases)
-    kit.saw("findings", [f"{one['severity']}: {one['slug']}: {one['summary']}" for one in report["findings"]])
+    kit.saw(
+        "findings",
+        [f"{finding['severity']}: {finding['slug']}: {finding['summary']}" for finding in report["findings"]],
+    )
     kit.saw("nccl", nccl)
-    failed = [one["summary"] for one in report["findings"] if one["severity"] == "fail"]
+    failed = [finding["summary"] for finding in report["findings"] if finding["severity"] == "fail"]
     kit.hold(not failed, f"netcheck failed: {'; '.join(failed)}")
     kit.hold({*phases.values()} <= {"pass", "not tested"}, f"a phase did not pass: {phases}")
     if phases["nccl"] != "pass":

@@ -28,10 +28,13 @@ def trained(kit: Kit, *arguments: str) -> dict[str, Any]:
     kit.saw("chosen", report_of_run["chosen"])
     kit.saw("seconds", report_of_run["seconds"])
     for rank in report_of_run["ranks"][:1]:
-        kit.saw("stages", {one["name"]: f"{one['state']} {one['words']}".strip() for one in rank["stages"]})
-    kit.saw("findings", [f"{one['severity']}: {one['slug']}: {one['summary']}" for one in report["findings"]])
-    kit.saw("not tested", [f"{one['slug']}: {one.get('reason', '')}" for one in report["not_tested"]])
-    failed = [one["summary"] for one in report["findings"] if one["severity"] == "fail"]
+        kit.saw("stages", {stage["name"]: f"{stage['state']} {stage['words']}".strip() for stage in rank["stages"]})
+    kit.saw(
+        "findings",
+        [f"{finding['severity']}: {finding['slug']}: {finding['summary']}" for finding in report["findings"]],
+    )
+    kit.saw("not tested", [f"{skipped['slug']}: {skipped.get('reason', '')}" for skipped in report["not_tested"]])
+    failed = [finding["summary"] for finding in report["findings"] if finding["severity"] == "fail"]
     kit.hold(report["verdict"] in ("ok", "warn") and not failed, f"{report['verdict']}: {'; '.join(failed)}")
     kit.hold(not any(report_of_run["leftovers"].values()), f"something stayed behind: {report_of_run['leftovers']}")
     return report
@@ -40,7 +43,7 @@ def trained(kit: Kit, *arguments: str) -> dict[str, Any]:
 @part("smoke", "smoke trains with NCCL, one rank", 25)
 def smoke(kit: Kit) -> None:
     report = trained(kit, "--nproc", "1")
-    told = {one["name"]: one["state"] for one in report["smoke"]["ranks"][0]["stages"]}
+    told = {stage["name"]: stage["state"] for stage in report["smoke"]["ranks"][0]["stages"]}
     kit.saw(
         "tested here and never without a GPU", sorted(NEED_GPUS & {name for name in told if told[name] == "passed"})
     )
@@ -54,7 +57,7 @@ def smoke(kit: Kit) -> None:
 @part("smoke-amp", "AMP: the stage's float16 with a GradScaler passes", 12, beside=True)
 def smoke_amp(kit: Kit) -> None:
     report = trained(kit, "--nproc", "1", "--stages", "amp")
-    told = {one["name"]: one for one in report["smoke"]["ranks"][0]["stages"]}["amp"]
+    told = {stage["name"]: stage for stage in report["smoke"]["ranks"][0]["stages"]}["amp"]
     kit.hold(told["state"] == "passed", f"the stage is {told['state']}: {told['words']}")
     kit.hold(kit.machine.rehearsal or "float16 with GradScaler" in told["words"], f"it was {told['words']}")
 
@@ -63,7 +66,7 @@ def smoke_amp(kit: Kit) -> None:
 def smoke_all(kit: Kit) -> None:
     kit.needs_gpus(2)
     report = trained(kit, "--nproc", str(kit.machine.ranks))
-    told = {one["name"]: one["state"] for one in report["smoke"]["ranks"][0]["stages"]}
+    told = {stage["name"]: stage["state"] for stage in report["smoke"]["ranks"][0]["stages"]}
     for stage in () if kit.machine.rehearsal else ("sync_batchnorm", "p2p"):
         kit.compare(f"the stage {stage}", "passed", told.get(stage))
 
@@ -72,8 +75,11 @@ def smoke_all(kit: Kit) -> None:
 def smoke_more_ranks(kit: Kit) -> None:
     kit.needs_gpu_itself("it is about NCCL")
     report = kit.report("smoke", "--nproc", str(kit.machine.gpus + 1))
-    kit.saw("findings", [one["slug"] for one in report["findings"]])
-    kit.hold("duplicate-gpu" in [one["slug"] for one in report["findings"]], "duplicate-gpu is not among the findings")
+    kit.saw("findings", [finding["slug"] for finding in report["findings"]])
+    kit.hold(
+        "duplicate-gpu" in [finding["slug"] for finding in report["findings"]],
+        "duplicate-gpu is not among the findings",
+    )
 
 
 class Fault(NamedTuple):
@@ -119,7 +125,7 @@ def fails(fault: Fault) -> Callable[[Kit], None]:
         kit.saw("rank", msgspec.to_builtins(culprit))
         kit.saw("ended after", round(culprit.ended_after or 0.0, 1))
         blamed = attribute_failure(ran.ranks)
-        named = ([one.rank for one in blamed.culprits], blamed.stage) if blamed else None
+        named = ([culprit.rank for culprit in blamed.culprits], blamed.stage) if blamed else None
         kit.hold(named == ([ranks - 1], "training"), f"named was {named}, not rank {ranks - 1} in training")
         kit.hold(culprit.ending.value in fault.endings, f"it is said to have {culprit.ending.value}: {culprit.words}")
         said = f"{culprit.words} {culprit.last_line}".lower()

@@ -131,7 +131,7 @@ def _inflates(path: Path) -> bool:
     """False for what torch fills with whatever was in memory: compressed records that are broken."""
     try:
         with zipfile.ZipFile(path) as archive:
-            return all(not one.compress_type for one in archive.infolist()) or archive.testzip() is None
+            return all(not member.compress_type for member in archive.infolist()) or archive.testzip() is None
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError):
         return not zipfile.is_zipfile(path)
 
@@ -253,7 +253,7 @@ def test_nothing_ever_runs(harm: str, legacy: bool, tmp_path: Path) -> None:
                 made.writestr(name, new if data == old else data)
     judged(path)
     facts = inspect(path)
-    assert facts.problem or any(one.dangerous for one in facts.globals), facts.globals
+    assert facts.problem or any(global_name.dangerous for global_name in facts.globals), facts.globals
     ran = ddpdoctor("fix-checkpoint", path, "--dry-run") if harm in ("first", "behind the end") else None
     assert ran is None or (ran.returncode in (1, 2) and "Traceback" not in ran.stderr)
     assert not canary.exists()

@@ -356,7 +356,7 @@ def test_json_follows_the_schema_and_the_same_checks_judge_the_files() -> None:
     assert [one["action"] for one in content["files"]] == ["fixed", "refused"]
     assert content["files"][0]["before"]["pins"][0]["device"] == "cuda:7"
     assert content["verdict"] == "fail"
-    assert [one["slug"] for one in content["findings"] if one["severity"] == "fail"] == ["ckpt-truncated"]
+    assert [finding["slug"] for finding in content["findings"] if finding["severity"] == "fail"] == ["ckpt-truncated"]
     assert content["problems"] == ["lfs.pt: A Git LFS pointer: the file itself was never fetched"]
 
 

@@ -30,7 +30,7 @@ def stripped(thing: Any, *prefixes: str) -> Renamings:
 def test_extra_state_is_no_state_dict(extra: Any) -> None:
     """As TransformerEngine's modules have it: whatever is in it stays."""
     found = stripped({"module.w": WEIGHT, "module._extra_state": extra}, "module.")
-    assert [one.new for one in found.keys] == ["w", "_extra_state"]
+    assert [key.new for key in found.keys] == ["w", "_extra_state"]
     assert found.notes == []
 
 

@@ -64,7 +64,7 @@ def test_a_plain_pickle_that_runs_a_command(protocol: int, wrap: Any, tmp_path: 
     path = tmp_path / "evil.pkl"
     path.write_bytes(pickle.dumps(wrap(Evil()), protocol))
     facts = inspect(path)
-    assert [one.name for one in facts.globals if one.dangerous][:1] == ["posix.system"]
+    assert [global_name.name for global_name in facts.globals if global_name.dangerous][:1] == ["posix.system"]
     assert facts.advice == DO_NOT_LOAD
     assert not facts.commands
     outcome = fix(path, EditOptions())
@@ -78,7 +78,7 @@ def test_pickled_tensors_are_not_dangerous_for_their_storages(protocol: int, tmp
     path = tmp_path / "m.pkl"
     path.write_bytes(pickle.dumps({"a": torch.ones(2), "b": torch.zeros(3)}, protocol))
     facts = inspect(path)
-    assert not [one for one in facts.globals if one.dangerous]
+    assert not [global_name for global_name in facts.globals if global_name.dangerous]
     assert facts.commands
 
 
@@ -108,17 +108,17 @@ def test_a_computed_name_is_dangerous(tmp_path: Path) -> None:
     path = tmp_path / "evil.pkl"
     path.write_bytes(b"\x80\x04\x8c\x05posix" + name + b"\x93\x8c\x02id\x85R.")
     facts = inspect(path)
-    assert [one.name for one in facts.globals if one.dangerous] == [COMPUTED]
+    assert [global_name.name for global_name in facts.globals if global_name.dangerous] == [COMPUTED]
 
 
 def test_behind_the_arrays_of_joblib_names_are_looked_for(tmp_path: Path) -> None:
     wrapper = b"\x80\x04\x8c\x13joblib.numpy_pickle\x8c\x11NumpyArrayWrapper\x93)\x81}b"
     path = tmp_path / "m.joblib"
     path.write_bytes(wrapper + struct.pack("<100d", *range(100)) + pickle.dumps(Evil()))
-    assert [one.name for one in inspect(path).globals if one.dangerous] == ["posix.system"]
+    assert [global_name.name for global_name in inspect(path).globals if global_name.dangerous] == ["posix.system"]
     path.write_bytes(wrapper + struct.pack("<100d", *range(100)) + b".")
     facts = inspect(path)
-    assert not [one for one in facts.globals if one.dangerous]
+    assert not [global_name for global_name in facts.globals if global_name.dangerous]
     assert "joblib.load" in facts.advice
 
 
@@ -127,7 +127,7 @@ def test_a_compressed_pickle_is_looked_into(tmp_path: Path) -> None:
     path.write_bytes(zlib.compress(pickle.dumps([Evil()])))
     facts = inspect(path)
     assert facts.advice == DO_NOT_LOAD
-    assert [one.name for one in facts.globals] == ["posix.system"]
+    assert [global_name.name for global_name in facts.globals] == ["posix.system"]
 
 
 def test_who_cannot_be_followed_is_not_loaded(tmp_path: Path) -> None:

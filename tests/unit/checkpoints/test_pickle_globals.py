@@ -198,7 +198,7 @@ def saved(value: Any, protocol: int, zipped: bool) -> tuple[bytes, list[Program]
     data = buffer.getvalue()
     if zipped:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            (name,) = [one for one in archive.namelist() if one.endswith("/data.pkl")]
+            (name,) = [name for name in archive.namelist() if name.endswith("/data.pkl")]
             return data, [scan(archive.read(name))]
     programs = []
     start = 0

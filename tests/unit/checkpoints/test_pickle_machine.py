@@ -17,7 +17,7 @@ from ddpdoctor.checkpoints.pickles.tensors import is_state_dict, walk
 from tests.support.pickles import InC, InPython, canonical, dumps, random_value, read
 
 PROTOCOLS = (2, 3, 4, 5)
-_OPCODES = {one.code.encode("latin-1"): one.name for one in pickletools.opcodes}
+_OPCODES = {opcode.code.encode("latin-1"): opcode.name for opcode in pickletools.opcodes}
 
 
 def text(value: str) -> bytes:
@@ -35,8 +35,10 @@ def test_it_sees_what_python_would_make(protocol: int, size: int) -> None:
         assert ours.end == theirs.end == len(data), seed
         assert list(ours.globals) == theirs.names, seed
         assert canonical(ours.root, data) == canonical(theirs.value), seed
-        persistent = [one for one in theirs.identities if type(one) is tuple and one[0] == "storage"]
-        assert [(one.key, one.location.value, one.count) for one in ours.storages] == [
+        persistent = [
+            identity for identity in theirs.identities if type(identity) is tuple and identity[0] == "storage"
+        ]
+        assert [(storage.key, storage.location.value, storage.count) for storage in ours.storages] == [
             one[2:5] for one in persistent
         ], seed
 

@@ -67,8 +67,12 @@ def test_both_ways_come_to_the_same(name: str) -> None:
     hasty, slow = PickleMachine(data).run(0), PickleMachine(data, hasty=False).run(0)
     assert are_alike(hasty, data, slow, data, Expected({}, {}))
     assert every_text(hasty) == every_text(slow)
-    assert [(one.kind, one.key, one.location.value, one.location_start, one.count) for one in hasty.storages] == [
-        (one.kind, one.key, one.location.value, one.location_start, one.count) for one in slow.storages
+    assert [
+        (storage.kind, storage.key, storage.location.value, storage.location_start, storage.count)
+        for storage in hasty.storages
+    ] == [
+        (storage.kind, storage.key, storage.location.value, storage.location_start, storage.count)
+        for storage in slow.storages
     ]
     assert hasty.globals.keys() == slow.globals.keys()
     assert hasty.end == slow.end == len(data)
@@ -111,7 +115,10 @@ def outcome(data: bytes, *, hasty: bool) -> object:
         program = scan(data) if hasty else PickleMachine(data, hasty=False).run(0)
     except Exception as error:
         return type(error)
-    storages = [(one.kind, one.key, one.location.value, one.location_start, one.count) for one in program.storages]
+    storages = [
+        (storage.kind, storage.key, storage.location.value, storage.location_start, storage.count)
+        for storage in program.storages
+    ]
     return storages, program.end, every_text(program)
 
 

@@ -184,7 +184,11 @@ def test_a_device_argument_is_moved_and_all_else_stays(device: bytes, to: str) -
     now = result.root.items[0].arguments.items[6]
     assert device_of(now) == to
     assert are_alike(
-        program, data, result, edited, Expected({one.position: one.new for one in found.wordings}, found.devices)
+        program,
+        data,
+        result,
+        edited,
+        Expected({wording.position: wording.new for wording in found.wordings}, found.devices),
     )
     assert not moves(edited, result, to, lambda one: pinned(one) and one != to)
 

@@ -18,7 +18,7 @@ UNKNOWN = {"type": "unknown", "reason": "no answer within 20 s"}
 
 def prescribed(host: str, **facts: Any) -> Result:
     snapshot = to_snapshot(lay_over(healthy_facts(host), facts))
-    (topic,) = [one for one in all_prescriptions() if one.slug == "apex"]
+    (topic,) = [prescription for prescription in all_prescriptions() if prescription.slug == "apex"]
     return diagnose(snapshot, plan_for(snapshot), [topic])[0]
 
 
@@ -27,7 +27,7 @@ def commands(result: Result) -> list[str]:
 
 
 def the_build(result: Result) -> str:
-    (found,) = [one for one in commands(result) if "--no-build-isolation" in one]
+    (found,) = [command for command in commands(result) if "--no-build-isolation" in command]
     return found
 
 
@@ -75,9 +75,9 @@ def test_two_ways_out_where_nvcc_and_torch_differ() -> None:
     first = result.findings[0]
     assert "13.0" in first.summary
     assert "12.8" in first.summary
-    assert any("cuda_12.8.*_linux*.run" in one for one in first.fixes[0].commands)
-    assert any("download.pytorch.org/whl/cu130" in one for one in first.fixes[1].commands)
-    assert not any("APEX_CUDA_EXT" in one for one in commands(result))
+    assert any("cuda_12.8.*_linux*.run" in command for command in first.fixes[0].commands)
+    assert any("download.pytorch.org/whl/cu130" in command for command in first.fixes[1].commands)
+    assert not any("APEX_CUDA_EXT" in command for command in commands(result))
 
 
 def test_the_right_toolkit_lies_beside_the_wrong_one() -> None:
@@ -91,7 +91,7 @@ def test_the_right_toolkit_lies_beside_the_wrong_one() -> None:
 def test_a_home_that_cannot_be_used_as_it_is() -> None:
     script = {**NVCC, "path": "/usr/local/bin/nvcc", "found_by": "PATH", "has_headers": False}
     without = prescribed("h100x8-container", toolchain={"cuda_home": "/usr/local", "nvccs": [script]})
-    assert not any("APEX_CUDA_EXT" in one for one in commands(without))
+    assert not any("APEX_CUDA_EXT" in command for command in commands(without))
     assert "/usr/local lacks CUDA's headers" in without.findings[0].summary
     beside = {"cuda_home": "/usr/local", "nvccs": [script, NVCC]}
     assert "CUDA_HOME=/usr/local/cuda " in the_build(prescribed("h100x8-container", toolchain=beside))
@@ -101,7 +101,7 @@ def test_pips_nvcc_without_a_library_to_link_with_is_no_way() -> None:
     pip = {**NVCC, "path": "/env/site-packages/nvidia/cu13/bin/nvcc", "found_by": "pip", "has_libcudart": False}
     result = prescribed("h100x8-container", toolchain={"cuda_home": None, "nvccs": [pip]})
     assert "there is no nvcc where torch looks" in result.findings[0].summary
-    assert not any("APEX_CUDA_EXT" in one for one in commands(result))
+    assert not any("APEX_CUDA_EXT" in command for command in commands(result))
     home = prescribed("h100x8-container", toolchain={"cuda_home": "/env/site-packages/nvidia/cu13", "nvccs": [pip]})
     assert "lacks a libcudart.so to link with" in home.findings[0].summary
 

@@ -66,9 +66,9 @@ def test_who_never_came_is_missing_all_the_same() -> None:
 
 def test_each_is_given_a_seat_of_its_own() -> None:
     findings = found((0,), (away("a", "version"), away("bb", "version"), away("ccc", "duplicate-rank", 0)))
-    commands = [command for one in findings for fix in one.fixes for command in fix.commands]
+    commands = [command for finding in findings for fix in finding.fixes for command in fix.commands]
     seats = {netcheck_command(ZERO, 4, rank) for rank in (1, 2, 3)}
-    assert sorted(one for one in commands if one in seats) == sorted(seats)
+    assert sorted(command for command in commands if command in seats) == sorted(seats)
 
 
 @pytest.mark.parametrize(
@@ -146,6 +146,6 @@ def test_nodes_of_one_name_are_told_apart() -> None:
     names = names_by_rank({0: "gpu", 1: "gpu", 2: "n2", 3: "", 4: ""})
     assert names == {0: "gpu (node 0)", 1: "gpu (node 1)", 2: "n2", 3: "", 4: ""}
     nodes = tuple(Node(rank=rank, host=names[rank], address=f"10.0.0.{11 + rank}") for rank in range(2))
-    assert [bare_host(one) for one in nodes] == ["gpu", "gpu"]
+    assert [bare_host(node) for node in nodes] == ["gpu", "gpu"]
     before = RejectedNode(rank=0, host="gpu", address="10.0.0.12", holder="gpu")
     assert not list(duplicate_rank(Fleet(nodes=nodes, expected=2, doubles=(before,)), ZERO))

@@ -44,7 +44,7 @@ def test_how_bad_another_nvcc_is_depends_on_who_builds(
             "compiles": [{"name": name, "reason": f"{name} is here"} for name in consumers],
         },
     )
-    assert [one.severity for one in findings] == ([severity] if severity else [])
+    assert [finding.severity for finding in findings] == ([severity] if severity else [])
 
 
 def test_no_torch_is_offered_that_this_driver_and_these_gpus_cannot_run() -> None:

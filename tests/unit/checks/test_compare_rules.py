@@ -105,8 +105,8 @@ def test_a_deviation_names_both_sides_and_leaves_out_what_is_the_node_s_own_affa
 
 
 def test_every_setting_with_a_reason_is_one_that_must_agree() -> None:
-    assert {one.across for one in known_settings().values() if one.apart} == {"equal"}
-    assert {one.across for one in known_settings().values()} == {"", "equal", "per-node"}
+    assert {setting.across for setting in known_settings().values() if setting.apart} == {"equal"}
+    assert {setting.across for setting in known_settings().values()} == {"", "equal", "per-node"}
 
 
 @pytest.mark.parametrize(

@@ -25,10 +25,10 @@ def by_clocks(*offsets: float) -> dict[str, Finding]:
         for rank, offset in enumerate(offsets)
     )
     found = {}
-    for one in nodes:
-        meeting = msgspec.structs.replace(NOWHERE, node_rank=one.rank)
+    for node in nodes:
+        meeting = msgspec.structs.replace(NOWHERE, node_rank=node.rank)
         for finding in clock_skew(Fleet(nodes=nodes), meeting, Environment(settings=())):
-            found[one.host] = finding
+            found[node.host] = finding
     return found
 
 

@@ -100,7 +100,7 @@ def apex_fixes(case: HostCase, torch: dict[str, Any]) -> list[str]:
         fix.text
         for _, _, finding in found
         for fix in finding.fixes
-        if any("explain apex" in one for one in fix.commands)
+        if any("explain apex" in command for command in fix.commands)
     ]
 
 

@@ -36,8 +36,8 @@ from tests.support.fixture_hosts import (
 from tests.support.registered_checks import find_check
 
 FAMILIES = ("driver", "gpu", "container")
-OURS = [one for one in all_checks() if one.family in FAMILIES and one.groups != {"log"}]
-SICK = [case for one in OURS for case in host_cases(one.slug, "sick-")]
+OURS = [check for check in all_checks() if check.family in FAMILIES and check.groups != {"log"}]
+SICK = [case for our in OURS for case in host_cases(our.slug, "sick-")]
 TWO_CAUSES = {
     "compute-mode-exclusive/sick-two-ranks-a-gpu": {"nproc-exceeds-gpus"},
     "rtx4000-p2p-unsupported/sick-old-driver": {"p2p-acs-iommu"},
@@ -49,7 +49,7 @@ TWO_CAUSES = {
 def test_one_cause_gives_one_finding(case: HostCase) -> None:
     snapshot = case.snapshot()
     results = diagnose(snapshot, plan_for(snapshot, case.nproc), OURS)
-    found = {one.check.slug for one in results if one.findings}
+    found = {result.check.slug for result in results if result.findings}
     assert found - {case.slug} == TWO_CAUSES.get(case.id, set())
 
 
@@ -138,7 +138,7 @@ def test_every_xid_is_told_in_plain_words(number: int) -> None:
 def test_an_old_xid_counts_less(number: int, age: float, severity: object) -> None:
     text = f"NVRM: Xid (PCI:0000:1b:00): {number}, pid=77, name=python"
     result = judged("xid-error", host("h100x8-bare-metal", kernel_log=log((age, text))))
-    assert [one.severity for one in result.findings] == ([severity] if severity else [])
+    assert [finding.severity for finding in result.findings] == ([severity] if severity else [])
 
 
 def test_the_drivers_own_advice_comes_first() -> None:
@@ -163,7 +163,7 @@ def test_xid_lines_of_all_ages_of_the_driver() -> None:
         "nvidia-nvswitch0: SXid (PCI:0000:07:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",
         "NVRM: loading NVIDIA UNIX x86_64 Kernel Module",
     )
-    given = KernelLog(lines=tuple(KernelLine(text=one) for one in lines))
+    given = KernelLog(lines=tuple(KernelLine(text=line) for line in lines))
     assert [(one.number, one.gpu) for one in reported(given)] == [(14, "0000:03:00"), (79, "0000:c6:00")]
     assert [one.number for one in reported(given, SXID_LINE)] == [20034]
 
@@ -257,7 +257,7 @@ def test_the_fabric_manager_is_asked_for_in_the_drivers_version() -> None:
     }
     (finding,) = judged("fabric-manager-not-running", host("h100x8-bare-metal", driver=driver)).findings
     commands = [command for fix in finding.fixes for command in fix.commands]
-    assert any("nvidia-fabricmanager-580='580.95.05-*'" in one for one in commands)
+    assert any("nvidia-fabricmanager-580='580.95.05-*'" in command for command in commands)
     assert "580.65.06" in finding.cause
 
 
@@ -292,7 +292,7 @@ def test_the_probe_tells_the_iommu_domain(tmp_path: Path, written: str | None, d
 
 def test_what_follows_from_a_memory_error_is_not_told_beside_it() -> None:
     findings = judged("xid-error", host_case("xid-error/sick-double-bit").snapshot()).findings
-    assert [one.summary.split(" on ")[0] for one in findings] == ["Xid 48"]
+    assert [finding.summary.split(" on ")[0] for finding in findings] == ["Xid 48"]
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def near_miss(slug: str, name: str) -> Result:
 @pytest.mark.parametrize(("slug", "name", "severity"), SEVERITIES)
 def test_severity(slug: str, name: str, severity: Severity) -> None:
     result = sick(slug, name)
-    worst = min((one.severity or result.check.severity for one in result.findings), key=lambda one: one.rank)
+    worst = min((finding.severity or result.check.severity for finding in result.findings), key=lambda one: one.rank)
     assert worst is severity
 
 
@@ -114,7 +114,7 @@ def test_where_memory_is_too_small_fewer_ranks_come_before_a_larger_dev_shm() ->
 
 def test_commands_are_for_this_host() -> None:
     def commands(slug: str, name: str) -> list[str]:
-        return [command for one in sick(slug, name).findings for fix in one.fixes for command in fix.commands]
+        return [command for finding in sick(slug, name).findings for fix in finding.fixes for command in fix.commands]
 
     assert commands("nofile-limit", "eight-ranks") == ["ulimit -n 65536"]
     assert commands("omp-threads", "all-cores-each") == ["export OMP_NUM_THREADS=16"]
@@ -214,9 +214,9 @@ def test_fixture_of_a_list_may_become_unknown() -> None:
 
 def test_no_chmod_of_what_is_mounted_read_only() -> None:
     (finding,) = judge(host_case("shm-too-small/sick-read-only")).findings
-    assert [one.commands for one in finding.fixes] == [("sudo mount -o remount,rw /dev/shm",)]
+    assert [fix.commands for fix in finding.fixes] == [("sudo mount -o remount,rw /dev/shm",)]
     (finding,) = judge(host_case("shm-too-small/sick-not-writable")).findings
-    assert [one.commands for one in finding.fixes] == [("sudo chmod 1777 /dev/shm",)]
+    assert [fix.commands for fix in finding.fixes] == [("sudo chmod 1777 /dev/shm",)]
 
 
 def test_no_folder_is_advised_that_cannot_be_written_to() -> None:

@@ -21,16 +21,16 @@ from tests.support.fixture_hosts import HostCase, healthy_facts, host_case, host
 from tests.support.registered_checks import find_check
 
 OURS = [
-    one
-    for one in all_checks()
-    if one.family == "processes"
-    or one.slug in ("gpu0-extra-contexts", "duplicate-gpu", "omp-threads", "port-in-use", "gpu-memory-in-use")
+    check
+    for check in all_checks()
+    if check.family == "processes"
+    or check.slug in ("gpu0-extra-contexts", "duplicate-gpu", "omp-threads", "port-in-use", "gpu-memory-in-use")
 ]
 OF_RUNNING = [
     case
-    for one in OURS
-    for case in host_cases(one.slug, "sick-")
-    if one.family == "processes" or "running" in case.name
+    for our in OURS
+    for case in host_cases(our.slug, "sick-")
+    if our.family == "processes" or "running" in case.name
 ]
 UNKNOWN = {"type": "unknown", "reason": "could not be read"}
 GIB = 1 << 30
@@ -101,7 +101,7 @@ def test_what_can_t_be_seen_is_never_called_fine(case: HostCase) -> None:
 )
 def test_severity(slug: str, name: str, severity: Severity) -> None:
     result = sick(slug, name)
-    assert [one.severity or result.check.severity for one in result.findings] == [severity]
+    assert [finding.severity or result.check.severity for finding in result.findings] == [severity]
 
 
 @pytest.mark.parametrize(
@@ -273,13 +273,15 @@ def test_whose_memory_it_is_can_t_always_be_told(facts: dict[str, Any]) -> None:
 )
 def test_settings_in_which_ranks_may_not_differ(name: str, values: tuple[str | None, ...], differs: bool) -> None:
     ranks = [a_rank(10 + at, at, {name: value} if value else {}) for at, value in enumerate(values)]
-    assert [one.name for one in differences(ranks)] == ([name] if differs else [])
+    assert [difference.name for difference in differences(ranks)] == ([name] if differs else [])
 
 
 def test_what_a_rank_set_for_itself_is_unknown_and_not_different() -> None:
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "3"}
     first, *others = [a_rank(10 + at, at, meeting if at else {"NCCL_ALGO": "Ring"}) for at in range(3)]
-    assert [one.name for one in differences([first, *others])] == ["NCCL_ALGO"], "no meeting point of its own"
+    assert [difference.name for difference in differences([first, *others])] == ["NCCL_ALGO"], (
+        "no meeting point of its own"
+    )
     started = [msgspec.structs.replace(one, parent=first.pid) for one in others]
     assert comparable([first, *started]) == started
     retitled = msgspec.structs.replace(first, settings=())

@@ -155,7 +155,7 @@ def test_too_new_goes_by_the_version(version: str, commands: tuple[str, ...] | N
 
 def test_what_harm_it_does_is_not_known_without_the_hardware() -> None:
     result = judged("setting-dangerous", Setting("NCCL_P2P_DISABLE", "1"), Setting("CUDA_LAUNCH_BLOCKING", "1"))
-    assert [one.evidence[0].text for one in result.findings] == ["CUDA_LAUNCH_BLOCKING=1"]
+    assert [finding.evidence[0].text for finding in result.findings] == ["CUDA_LAUNCH_BLOCKING=1"]
     assert result.not_tested is not None
 
 

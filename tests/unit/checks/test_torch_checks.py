@@ -293,7 +293,7 @@ def test_pins_follow_cuda_toolkit_by_its_extras() -> None:
         Package(name="nvidia-cublas", version="13.1.1.3"),
         Package(name="nvidia-nccl-cu13", version="2.28.9"),
     )
-    found = {one.package: one for one in pins(packages, a_patient())}
+    found = {pin.package: pin for pin in pins(packages, a_patient())}
     assert len(found) == len(pins(packages, a_patient()))
     assert set(found) - {"triton", "cuda-toolkit"} == {
         "nvidia-cublas",
@@ -315,7 +315,7 @@ def test_each_library_that_torch_pins_is_compared(host: str) -> None:
     packages = snapshot.packages
     assert isinstance(packages, Packages)
     assert isinstance(snapshot.target_python, TargetPython)
-    exact = [one for one in pins(packages, snapshot.target_python) if one.wanted.startswith("==") and one.installed]
+    exact = [pin for pin in pins(packages, snapshot.target_python) if pin.wanted.startswith("==") and pin.installed]
     assert "triton" in " ".join(one.package for one in exact)
     for pin in exact:
         others = tuple(
@@ -324,8 +324,8 @@ def test_each_library_that_torch_pins_is_compared(host: str) -> None:
         )
         changed = msgspec.structs.replace(snapshot, packages=msgspec.structs.replace(packages, installed=others))
         (result,) = diagnose(changed, plan_for(changed), [find_check("cuda-libs-mixed")])
-        assert [pin.package in one.summary for one in result.findings] == [True], (pin, result)
-        assert any(f"{pin.package}{pin.wanted}" in one for one in result.findings[0].fixes[0].commands)
+        assert [pin.package in finding.summary for finding in result.findings] == [True], (pin, result)
+        assert any(f"{pin.package}{pin.wanted}" in command for command in result.findings[0].fixes[0].commands)
 
 
 def test_pins_of_any_name_and_of_extras_of_extras() -> None:

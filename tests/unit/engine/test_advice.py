@@ -26,7 +26,7 @@ def finding(said: str) -> Finding:
 
 
 def fixes(said: str, *others: Result) -> list[tuple[str, tuple[str, ...]]]:
-    return [(one.text, one.commands) for one in with_advice(failed(), finding(said), others).fixes]
+    return [(fix.text, fix.commands) for fix in with_advice(failed(), finding(said), others).fixes]
 
 
 def test_what_the_words_are_known_by_is_named_last() -> None:

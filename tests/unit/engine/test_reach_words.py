@@ -40,7 +40,7 @@ def with_ranges(made: Fleet, ranges: Mapping[int, tuple[int, int]]) -> Fleet:
 
 
 def without_counters_of_output(made: Fleet) -> Fleet:
-    nodes = (msgspec.structs.replace(one, untransmitted=None) for one in made.nodes)
+    nodes = (msgspec.structs.replace(node, untransmitted=None) for node in made.nodes)
     return msgspec.structs.replace(made, nodes=tuple(nodes))
 
 

@@ -57,7 +57,7 @@ def test_an_unknown_field_ends_the_check_and_keeps_what_it_found_before() -> Non
         known(shared_memory.size)
 
     result = judged(predicate, Snapshot(shared_memory=SharedMemory(size=Unknown("no size"), free=1)))
-    assert [one.summary for one in result.findings] == ["found before"]
+    assert [finding.summary for finding in result.findings] == ["found before"]
     assert result.not_tested is not None
     assert result.not_tested.reason == "no size"
 

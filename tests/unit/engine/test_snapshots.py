@@ -110,7 +110,7 @@ def test_writing_replaces_whole_and_leaves_nothing_beside(tmp_path: Path) -> Non
     path.write_text("old")
     write_snapshot(Snapshot(host="new"), path)
     assert read_snapshot(path).host == "new"
-    assert [one.name for one in tmp_path.iterdir()] == ["host.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["host.json"]
 
 
 def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,7 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(SnapshotError, match="No space left"):
         write_snapshot(Snapshot(host="new"), path)
     assert path.read_text() == "old"
-    assert [one.name for one in tmp_path.iterdir()] == ["host.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["host.json"]
 
 
 def test_where_nothing_can_be_written(tmp_path: Path) -> None:

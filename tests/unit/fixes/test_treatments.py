@@ -169,7 +169,7 @@ def test_a_second_run_changes_only_what_it_sets(tmp_path: Path) -> None:
         f"export C=3  # second, {DAY}",
     ]
     assert path.stat().st_mode & 0o777 == 0o640
-    assert [one.name for one in tmp_path.iterdir()] == [path.name]
+    assert [path.name for path in tmp_path.iterdir()] == [path.name]
 
 
 def test_a_users_own_line_that_is_overruled_stays_as_a_comment(tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(os, "fchmod", full)
     with pytest.raises(OSError, match="No space left"):
         file.write(path, settings_for("unset B"), DAY)
-    assert [one.name for one in tmp_path.iterdir()] == [path.name]
+    assert [path.name for path in tmp_path.iterdir()] == [path.name]
     assert path.read_text() == before
 
 
@@ -295,7 +295,7 @@ def test_a_comment_behind_a_line_is_no_part_of_it() -> None:
 
 def case(slug: str, *commands: str) -> Case:
     """A finding with a fix a command, all of them appliable."""
-    fixes = tuple(Fix(f"Do {one}", (one,), appliable=True) for one in commands)
+    fixes = tuple(Fix(f"Do {command}", (command,), appliable=True) for command in commands)
     found = tuple(one for one in map(remedy_of, fixes) if one)
     return Case(slug=slug, severity=Severity.WARN, summary=f"{slug} is wrong", fixes=fixes, remedies=found)
 
@@ -315,7 +315,7 @@ class Says:
 
 
 def chosen(choices: Sequence[FixChoice]) -> dict[str, tuple[str, ...]]:
-    return {one.case.slug: one.remedy.commands for one in choices if one.remedy}
+    return {choice.case.slug: choice.remedy.commands for choice in choices if choice.remedy}
 
 
 def test_without_questions_the_first_fix_of_each_is_taken() -> None:
@@ -346,7 +346,7 @@ def test_of_a_contradiction_the_user_is_asked(instead: bool, taken: str) -> None
     found = [case("one", "export A=1"), case("two", "unset A")]
     choices = ask_for_each(found, Says(0, 0, instead=[instead]))
     assert list(chosen(choices)) == [taken]
-    assert [one.case.slug for one in choices] == ["one", "two"]
+    assert [choice.case.slug for choice in choices] == ["one", "two"]
 
 
 # --- applying, and what is made of the proof ----------------------------------------------------------------------------
@@ -367,7 +367,7 @@ def test_a_dry_run_tells_of_a_folder_that_cannot_be_written_to(tmp_path: Path) -
     assert find_refusals(choices, tmp_path) == {}
     # Nobody can make a file there, not even root.
     refused = find_refusals(choices, Path("/proc"))
-    assert set(refused) == {one.remedy for one in choices}
+    assert set(refused) == {choice.remedy for choice in choices}
     assert all("ddpdoctor-settings.sh could not be written: " in one for one in refused.values())
 
 
@@ -476,5 +476,5 @@ def test_a_port_is_taken_by_the_tool_only_where_no_other_host_has_to_name_it(nod
     (found,) = cases(
         examine(snapshot, 2, select(["port-in-use"])), lambda variable: Line(variable, f"export {variable}=4711")
     )
-    lines = [line.text for one in found.remedies for line in one.lines]
+    lines = [line.text for remedy in found.remedies for line in remedy.lines]
     assert lines == (["export MASTER_PORT=4711"] if appliable else [])

@@ -61,7 +61,7 @@ def write(folder: Path, name: str, value: Any) -> Path:
 
 
 def read(*paths: object) -> Dumps:
-    return read_dumps([str(one) for one in paths])
+    return read_dumps([str(path) for path in paths])
 
 
 RELEASES = sorted(folder.name for folder in RECORDED.glob("*-2.*"))
@@ -74,7 +74,7 @@ def test_what_each_release_of_torch_has_written_names_who_stayed_behind(release:
     record = record_of(Hang(recorded=found.recorded))
     assert record
     group, number, faulty = ("2:tensor", 3, 3) if release.startswith("nccl") else ("0:default_pg", 4, 2)
-    assert [(one.rank, one.cause, one.group, one.number) for one in record.lags] == [
+    assert [(lag.rank, lag.cause, lag.group, lag.number) for lag in record.lags] == [
         (faulty, LagCause.ABSENT, group, number)
     ]
     assert record.ranks == (faulty,)
@@ -91,7 +91,10 @@ def test_releases_from_the_first_that_is_promised_have_their_recording() -> None
 
 def last_calls(recorded: Sequence[Recorded]) -> list[tuple[int, int, str, tuple[tuple[int, ...], ...]]]:
     """(rank, number, name, shapes) of each rank's last call in the default group."""
-    default = [(one.rank, next(group for group in one.groups if group.group == "0:default_pg")) for one in recorded]
+    default = [
+        (recording.rank, next(group for group in recording.groups if group.group == "0:default_pg"))
+        for recording in recorded
+    ]
     calls = [(rank, group.entries[-1]) for rank, group in default]
     return [(rank, call.number, call.name.removeprefix("gloo:"), call.shapes) for rank, call in calls]
 
@@ -111,7 +114,7 @@ def test_dumps_of_real_jobs(case: str, calls: list[Any]) -> None:
     assert last_calls(found.recorded) == calls
     assert found.refused == ()
     assert found.note == f"{RECORDED}/{case}: 3 dumps, of ranks 0-2"
-    assert {one.version for one in found.recorded} == {"2.10"}
+    assert {recording.version for recording in found.recorded} == {"2.10"}
 
 
 def test_what_a_real_dump_says_of_one_call() -> None:
@@ -128,7 +131,7 @@ def test_what_a_real_dump_says_of_one_call() -> None:
     assert msgspec.structs.replace(call, created=0.0, frames=()) == RecordedCollective(
         number=4, name="gloo:all_reduce", state="scheduled", shapes=((4,),), dtypes=("Float",)
     )
-    assert [(one.function, one.path, one.line > 0) for one in call.frames[2:]] == [
+    assert [(frame.function, frame.path, frame.line > 0) for frame in call.frames[2:]] == [
         ("average", TRAIN, True),
         ("train", TRAIN, True),
         ("main", TRAIN, True),
@@ -139,7 +142,7 @@ def test_what_a_real_dump_says_of_one_call() -> None:
 def test_a_prefix_a_pattern_and_a_file_mean_dumps_too() -> None:
     folder = RECORDED / "lagging"
     assert len(read(folder / "rank_").recorded) == len(read(folder / "rank_*").recorded) == 3
-    assert [one.rank for one in read(folder / "rank_2", folder / "rank_[01]").recorded] == [0, 1, 2]
+    assert [recording.rank for recording in read(folder / "rank_2", folder / "rank_[01]").recorded] == [0, 1, 2]
 
 
 def test_nccls_status_and_members(tmp_path: Path) -> None:
@@ -148,7 +151,7 @@ def test_nccls_status_and_members(tmp_path: Path) -> None:
     (group,) = rank.groups
     assert (rank.rank, group.ranks) == (10, (0, 1, 10))
     assert (group.last_enqueued, group.last_started, group.last_completed) == (3, 3, 2)
-    assert [one.state for one in group.entries] == ["completed", "started"]
+    assert [entry.state for entry in group.entries] == ["completed", "started"]
     assert group.entries[1] == RecordedCollective(
         number=3,
         name="nccl:all_reduce",
@@ -176,7 +179,7 @@ def test_point_to_point_calls_have_numbers_of_their_own_and_tell_the_rank(tmp_pa
     to = entry(5, is_p2p=True, p2p_seq_id=2, profiling_name="nccl:send 4->1")
     (rank,) = read(write(tmp_path, "dump", dump(entry(5), to))).recorded
     assert rank.rank == 4
-    assert [(one.number, one.point_to_point) for one in rank.groups[0].entries] == [(5, False), (2, True)]
+    assert [(entry.number, entry.point_to_point) for entry in rank.groups[0].entries] == [(5, False), (2, True)]
     in_a_group = {**to, "process_group": ("3", "tp")}
     assert "tells the rank" in read(write(tmp_path, "dump", dump(in_a_group))).refused[0]
 
@@ -184,7 +187,7 @@ def test_point_to_point_calls_have_numbers_of_their_own_and_tell_the_rank(tmp_pa
 def test_only_the_last_calls_are_kept() -> None:
     data = pickle.dumps(dump(*(entry(number) for number in range(1, 501))), 2)
     (group,) = parse_dump(data).groups
-    assert [one.number for one in group.entries] == list(range(501 - MAX_ENTRIES, 501))
+    assert [entry.number for entry in group.entries] == list(range(501 - MAX_ENTRIES, 501))
 
 
 def test_the_newer_dump_of_a_rank_counts_and_the_other_is_named(tmp_path: Path) -> None:
@@ -192,7 +195,7 @@ def test_the_newer_dump_of_a_rank_counts_and_the_other_is_named(tmp_path: Path) 
         (tmp_path / folder).mkdir()
         write(tmp_path / folder, "rank_0", dump(entry(1, created)))
     found = read(tmp_path)
-    assert [one.file for one in found.recorded] == [f"{tmp_path}/a/rank_0"]
+    assert [recording.file for recording in found.recorded] == [f"{tmp_path}/a/rank_0"]
     assert found.refused == (f"{tmp_path}/b/rank_0: of rank 0, too, and {tmp_path}/a/rank_0 is newer",)
     assert read(tmp_path / "a", tmp_path / "a" / "rank_0").refused == ()
 
@@ -202,7 +205,7 @@ def test_what_an_earlier_run_of_more_ranks_left_is_left_out(tmp_path: Path) -> N
         write(tmp_path, f"rank_{rank}", dump(entry(1, NOW - 500), entry(2, NOW)))
     write(tmp_path, "rank_2", dump(entry(1, NOW - 90 * 60)))
     found = read(tmp_path)
-    assert [one.rank for one in found.recorded] == [0, 1]
+    assert [recording.rank for recording in found.recorded] == [0, 1]
     words = "an earlier run's: its last call is 1.4 h older than the first that the newest tells of"
     assert found.refused == (f"{tmp_path}/rank_2: {words}",)
 
@@ -210,7 +213,7 @@ def test_what_an_earlier_run_of_more_ranks_left_is_left_out(tmp_path: Path) -> N
 def test_a_rank_that_stopped_an_hour_before_the_others_may_be_of_the_same_run(tmp_path: Path) -> None:
     write(tmp_path, "rank_0", dump(entry(9, NOW, timeout_ms=3_600_000)))
     write(tmp_path, "rank_1", dump(entry(1, NOW - 3600, timeout_ms=3_600_000)))
-    assert [one.rank for one in read(tmp_path).recorded] == [0, 1]
+    assert [recording.rank for recording in read(tmp_path).recorded] == [0, 1]
 
 
 @pytest.mark.parametrize(("age", "told"), [(610, True), (7200, False), (-60, False)])
@@ -269,7 +272,7 @@ def test_what_else_is_in_the_folder_is_passed_over(tmp_path: Path) -> None:
         (tmp_path / f"notes-{number}.md").write_bytes(b"x")
     write(tmp_path, "rank_0", dump(entry(1)))
     found = read(tmp_path)
-    assert [one.rank for one in found.recorded] == [0]
+    assert [recording.rank for recording in found.recorded] == [0]
     assert found.refused == ()
 
 
@@ -349,4 +352,4 @@ def test_names_that_would_steer_a_terminal_dont(tmp_path: Path) -> None:
 
 
 def test_the_recorded_fixtures_are_plain_files() -> None:
-    assert all(stat.S_ISREG(one.stat().st_mode) for one in RECORDED.glob("*/*"))
+    assert all(stat.S_ISREG(path.stat().st_mode) for path in RECORDED.glob("*/*"))

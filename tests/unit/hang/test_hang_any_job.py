@@ -28,7 +28,7 @@ from tests.support.hangs import (
     saving,
 )
 
-CHECKS = tuple(one for one in all_checks() if "hang" in one.groups)
+CHECKS = tuple(check for check in all_checks() if "hang" in check.groups)
 STACKS = st.sampled_from([
     (), collective(), collective("barrier", 41), collective("broadcast", 35), collective("recv"), backward(), forward(),
     rendezvous(), loader(), saving(), destroying(), own(), own("evaluate", 50), in_worker(GETS_ITEM), IDLE_WORKER,
@@ -98,11 +98,17 @@ def hangs(draw: st.DrawFn) -> Hang:
 def test_any_job_has_one_cause_at_most_and_names_its_own_ranks(hang: Hang) -> None:
     snapshot = Snapshot(host="node01", hang=hang)
     results = diagnose(snapshot, plan_for(snapshot), CHECKS)
-    crashed = [one.not_tested for one in results if one.not_tested and one.not_tested.why is SkipReason.CRASHED]
+    crashed = [
+        result.not_tested for result in results if result.not_tested and result.not_tested.why is SkipReason.CRASHED
+    ]
     assert not crashed
-    findings = [found for one in results for found in one.findings]
+    findings = [found for result in results for found in result.findings]
     assert len(findings) <= 1
-    there = {one.rank for one in hang.ranks} | {one.rank for one in hang.recorded} | {one.rank for one in hang.counts}
+    there = (
+        {one.rank for one in hang.ranks}
+        | {recording.rank for recording in hang.recorded}
+        | {count.rank for count in hang.counts}
+    )
     for one in findings:
         assert one.rank is None or one.rank in there
         assert len(one.summary) <= 160

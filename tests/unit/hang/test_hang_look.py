@@ -70,7 +70,7 @@ def test_a_forked_process_has_no_part_in_its_parent_s_frames() -> None:
         frame("Popen._launch", "/opt/lib/python3.11/multiprocessing/popen_fork.py", 71),
         frame("<module>", "/home/ada/train.py", 12),
     )
-    names = [one.function for one in spying.understood(7, printed(own)).frames]
+    names = [frame.function for frame in spying.understood(7, printed(own)).frames]
     assert names == ["Images.__getitem__", "_worker_loop"]
 
 
@@ -115,7 +115,7 @@ def asleep(tmp_path: Path) -> Iterator[int]:
 
 def test_a_real_process_and_one_that_is_gone(asleep: int) -> None:
     found = asyncio.run(spy([asleep, 2**22 + 1]))
-    assert [one.function for one in found[asleep].frames] == ["wait_here", "<module>"]
+    assert [frame.function for frame in found[asleep].frames] == ["wait_here", "<module>"]
     assert found[2**22 + 1].trouble is PySpyTrouble.GONE
 
 

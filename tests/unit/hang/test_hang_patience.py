@@ -119,7 +119,7 @@ def test_a_wait_for_its_own_threads_is_no_stillness_while_these_work() -> None:
 
 
 def test_what_was_not_counted_is_not_still() -> None:
-    looks = tuple(msgspec.structs.replace(one, main_wakes=Unknown("no")) for one in SLEEPS.watched.looks)  # type: ignore[union-attr]
+    looks = tuple(msgspec.structs.replace(look, main_wakes=Unknown("no")) for look in SLEEPS.watched.looks)  # type: ignore[union-attr]
     unknown = msgspec.structs.replace(SLEEPS, watched=msgspec.structs.replace(SLEEPS.watched, looks=looks))  # type: ignore[type-var]
     assert judged(WAITS, unknown, between=60.0) == [("rank-busy-outside-collectives", WARN)]
 

@@ -182,7 +182,7 @@ def test_a_helper_that_is_called_from_two_lines_is_told_apart_by_these() -> None
     )
     assert found
     assert found.kind is HangCause.DESYNC
-    assert [one.place.frame.line for one in found.culprits if one.place.frame] == [40, 50]
+    assert [culprit.place.frame.line for culprit in found.culprits if culprit.place.frame] == [40, 50]
 
 
 @pytest.mark.parametrize(

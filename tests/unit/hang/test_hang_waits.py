@@ -198,13 +198,13 @@ def test_who_waits_in_another_group_is_not_named() -> None:
         ],
         4,
     )
-    assert [(one.rank, one.cause) for one in found.lags] == [(0, LagCause.ABSENT)]
+    assert [(lag.rank, lag.cause) for lag in found.lags] == [(0, LagCause.ABSENT)]
     assert found.waiting == (1, 2, 3)
 
 
 def test_a_member_whose_dump_has_nothing_of_the_group_has_not_come_to_it() -> None:
     found = waits_found([dump(0, group("1:tp", (0, 1), waits(1))), dump(1)], 2)
-    assert [(one.rank, one.cause, one.call) for one in found.lags] == [(1, LagCause.ABSENT, "all_reduce")]
+    assert [(lag.rank, lag.cause, lag.call) for lag in found.lags] == [(1, LagCause.ABSENT, "all_reduce")]
 
 
 def test_torchs_status_tells_who_has_come_where_what_is_done_is_left_out() -> None:
@@ -213,14 +213,14 @@ def test_torchs_status_tells_who_has_come_where_what_is_done_is_left_out() -> No
     found = waits_found(
         [dump(0, own), dump(1, came), dump(2, group("1:tp", (0, 1, 2), last_enqueued=8, last_completed=8))], 3
     )
-    assert [(one.rank, one.others) for one in found.lags] == [(2, (0,))]
+    assert [(lag.rank, lag.others) for lag in found.lags] == [(2, (0,))]
 
 
 def test_a_rank_without_a_dump_is_named_where_all_others_have_come() -> None:
     found = waits_found([dump(rank, group("1:tp", (0, 1, 2), waits(9))) for rank in (0, 2)], 3)
-    assert [(one.rank, one.cause, one.others) for one in found.lags] == [(1, LagCause.SILENT, (0, 2))]
+    assert [(lag.rank, lag.cause, lag.others) for lag in found.lags] == [(1, LagCause.SILENT, (0, 2))]
     late = waits_found([dump(0, group("1:tp", (0, 1, 2), waits(9))), dump(2, group("1:tp", (0, 1, 2), call(8)))], 3)
-    assert ([one.rank for one in late.lags], late.missing) == ([2], (1,))
+    assert ([lag.rank for lag in late.lags], late.missing) == ([2], (1,))
 
 
 def test_over_gloo_a_rank_without_a_dump_is_suspected_first_for_nobody_sees_who_waits_in_a_send() -> None:
@@ -240,7 +240,7 @@ def test_over_gloo_a_rank_without_a_dump_is_suspected_first_for_nobody_sees_who_
 def test_what_others_have_done_and_one_has_not_is_its_own_gpus() -> None:
     done = [dump(rank, group("1:tp", (0, 1, 2), call(9), waits(10))) for rank in (0, 2)]
     found = waits_found([*done, dump(1, group("1:tp", (0, 1, 2), waits(9), waits(10)))], 3)
-    assert [(one.rank, one.cause, one.number, one.others) for one in found.lags] == [(1, LagCause.STUCK, 9, (0, 2))]
+    assert [(lag.rank, lag.cause, lag.number, lag.others) for lag in found.lags] == [(1, LagCause.STUCK, 9, (0, 2))]
 
 
 def test_a_root_may_be_done_before_the_others() -> None:
@@ -256,7 +256,7 @@ def test_a_send_waits_for_the_rank_at_its_other_end() -> None:
     """By ranks of the group: the pipeline of ranks 1, 5 and 9."""
     pipe = ("43:PIPELINE", (1, 5, 9))
     found = waits_found([dump(1, group(*pipe, pair("send 0->1"))), dump(5, group(*pipe)), dump(9, group(*pipe))], 0)
-    assert [(one.rank, one.others) for one in found.lags] == [(5, (1,))]
+    assert [(lag.rank, lag.others) for lag in found.lags] == [(5, (1,))]
     met = [dump(1, group(*pipe, pair("send 0->1"))), dump(5, group(*pipe, pair("recv 1<-0"))), dump(9)]
     assert waits_found(met, 0).lags == ()
 
@@ -308,7 +308,7 @@ def test_who_is_in_every_circle_has_taken_another_way() -> None:
         ],
         3,
     )
-    assert [one.rank for one in found.lags] == [0]
+    assert [lag.rank for lag in found.lags] == [0]
 
 
 def finding_of(*dumps: Recorded, world_size: int = 0) -> Finding:
@@ -358,7 +358,7 @@ def test_what_was_called_in_a_batch_is_done_with_its_end() -> None:
     end = {**entry, "is_p2p": False, "profiling_name": "nccl:coalesced", "state": "completed"}
     data = [{**entry, "profiling_name": "nccl:send 0->1"}, {**entry, "profiling_name": "nccl:recv 0<-1"}, end]
     (told,) = parse_dump(json.dumps({"version": "2.9", "entries": data}).encode()).groups
-    assert {one.state for one in told.entries} == {"completed"}
+    assert {entry.state for entry in told.entries} == {"completed"}
 
 
 def test_a_group_without_entries_has_the_status_that_its_place_tells() -> None:

@@ -170,7 +170,7 @@ def test_her_own_settings_and_what_all_may_read_count(shared: Path, eve: User) -
     eve.does(f"ln -s {shared}/for-all {shared}/hers/link")
     for name, value in (("nccl.conf", "INFO"), ("link", "WARN")):
         found = environment.probe(Context(sys.executable, environ={"NCCL_CONF_FILE": f"{shared}/hers/{name}"}))
-        assert [one.value for one in found.settings if one.name == "NCCL_DEBUG"] == [value]
+        assert [setting.value for setting in found.settings if setting.name == "NCCL_DEBUG"] == [value]
 
 
 @pytest.mark.parametrize("name", ["error.json", "rank_3.log"])

@@ -51,7 +51,7 @@ def test_the_service_that_anybody_can_see_goes_first(service: str, inbound: bool
 def test_where_nothing_is_known_a_look_comes_first_and_each_tool_by_itself(firewall: Maybe[Firewall]) -> None:
     look, *tools = opening(TEXT, firewall, HERE, inbound=True)
     assert look.commands == ("sudo nft list ruleset",)
-    firsts = [one.commands[0].split()[1] for one in tools]
+    firsts = [tool.commands[0].split()[1] for tool in tools]
     assert firsts == ["firewall-cmd", "ufw", "iptables", "nft"]
     for one, word in zip(tools, ("firewalld", "ufw", "iptables", "nft"), strict=True):
         assert f"it is {word}" in one.text
@@ -107,7 +107,7 @@ def test_a_host_is_judged_by_the_family_of_its_network(
     firewall = Firewall(tool=None, input_policy=None, drops_new=False, ipv6=six)
     snapshot = Snapshot(network=network, firewall=firewall, fleet=Fleet())
     results = [one for one in diagnose(snapshot, Plan(1, "--nproc"), select(["network"])) if one.findings]
-    found = [one for one in results if one.check.slug == "local-firewall"]
+    found = [result for result in results if result.check.slug == "local-firewall"]
     assert [one.check.slug for one in found] == slugs
     for one in found:
         assert one.findings[0].fixes[0].commands == (

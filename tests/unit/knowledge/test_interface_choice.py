@@ -129,7 +129,7 @@ lists = st.lists(names, min_size=1, max_size=4).map(",".join)
 @given(interfaces, versions, st.text("^=,:abeloth0", max_size=10))
 def test_what_is_chosen_exists_and_is_chosen_once(there: list[Interface], version: tuple[int, ...], value: str) -> None:
     choices = nccl_choices(there, ifname=value, version=version)
-    assert len({one.interface for one in choices}) == len(choices)
+    assert len({choice.interface for choice in choices}) == len(choices)
     for one in choices:
         assert interface_with(one.address, there) is not None
         assert any(one.interface == it.name and (it.running or version == OLD) for it in there)
@@ -140,9 +140,9 @@ def test_a_list_and_its_exclusion_divide_the_interfaces(
     there: list[Interface], version: tuple[int, ...], value: str
 ) -> None:
     value = value + ",zz"  # One character alone would be ignored.
-    chosen = {one.interface for one in nccl_choices(there, ifname=value, version=version)}
-    rest = {one.interface for one in nccl_choices(there, ifname="^" + value, version=version)}
-    everything = {one.interface for one in nccl_choices(there, ifname="^zz", version=version)}
+    chosen = {choice.interface for choice in nccl_choices(there, ifname=value, version=version)}
+    rest = {choice.interface for choice in nccl_choices(there, ifname="^" + value, version=version)}
+    everything = {choice.interface for choice in nccl_choices(there, ifname="^zz", version=version)}
     assert chosen | rest == everything
     assert not chosen & rest
 
@@ -151,7 +151,7 @@ def test_a_list_and_its_exclusion_divide_the_interfaces(
 def test_exact_names_are_among_the_prefixes(there: list[Interface], version: tuple[int, ...], value: str) -> None:
     value = value + ",zz"
     exact = nccl_choices(there, ifname="=" + value, version=version)
-    prefixes = {(one.interface, one.address) for one in nccl_choices(there, ifname=value, version=version)}
+    prefixes = {(choice.interface, choice.address) for choice in nccl_choices(there, ifname=value, version=version)}
     assert {(one.interface, one.address) for one in exact} <= prefixes
     assert all(one.interface in value.split(",") for one in exact)
 

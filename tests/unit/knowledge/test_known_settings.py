@@ -29,9 +29,9 @@ def test_every_name_that_is_referred_to_is_known() -> None:
 
 
 def test_choices_stand_where_the_kind_needs_them() -> None:
-    for one in known_settings().values():
-        assert bool(one.choices) == (one.kind in ("exact", "word", "words", "level")), one
-        assert one.kind in (
+    for setting in known_settings().values():
+        assert bool(setting.choices) == (setting.kind in ("exact", "word", "words", "level")), setting
+        assert setting.kind in (
             "",
             "nccl-int",
             "torch-int",
@@ -42,7 +42,7 @@ def test_choices_stand_where_the_kind_needs_them() -> None:
             "level",
             "address",
             "thread-counts",
-        ), one
+        ), setting
 
 
 @pytest.mark.parametrize(
@@ -98,8 +98,8 @@ def test_no_valid_value_is_complained_about(data: st.DataObject) -> None:
 
 @given(st.text())
 def test_no_text_is_too_odd_to_judge(value: str) -> None:
-    for one in known_settings().values():
-        assert "\n" not in one.complaint(value) or not one.kind
+    for setting in known_settings().values():
+        assert "\n" not in setting.complaint(value) or not setting.kind
 
 
 def test_families_and_plugins() -> None:

@@ -212,7 +212,7 @@ FELL = "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2
 
 def test_an_exception_behind_a_script_s_own_label_is_got_over_where_its_rank_trains_on() -> None:
     assert judged(SKIPPED + OWN).outcome is RunOutcome.NOTHING
-    assert [one.slug for one in judged(SKIPPED + OWN + FELL).suspects] == ["oom-batch-too-large"]
+    assert [suspect.slug for suspect in judged(SKIPPED + OWN + FELL).suspects] == ["oom-batch-too-large"]
     others = OWN.replace("[rank1]", "[rank2]")
     assert judged(SKIPPED + others).outcome is RunOutcome.USER_ERROR
     assert (

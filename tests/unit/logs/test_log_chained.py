@@ -104,4 +104,4 @@ def test_a_refused_connection_of_the_scripts_own_is_an_ordinary_error() -> None:
 def test_a_worker_that_is_gone_as_its_batch_is_fetched_is_a_guess(error: str) -> None:
     found = verdict_of(read(GONE.format(error=error)), catalogue())
     assert found.outcome is RunOutcome.ILLNESS
-    assert [(one.slug, one.sure) for one in found.suspects] == [("dataloader-worker-killed", False)]
+    assert [(suspect.slug, suspect.sure) for suspect in found.suspects] == [("dataloader-worker-killed", False)]

@@ -24,7 +24,7 @@ SAID = (
 
 
 def findings(slug: str, log: Log) -> list[Finding]:
-    check = next(one for one in all_checks() if one.slug == slug)
+    check = next(check for check in all_checks() if check.slug == slug)
     return list(check.predicate(log))
 
 
@@ -59,7 +59,7 @@ def test_the_same_words_belong_to_who_is_named_in_them(error: str, slug: str) ->
         read(f'Traceback (most recent call last):\n  File "train.py", line 1, in <module>\n    x\n{error}\n'),
         catalogue(),
     )
-    assert [one.slug for one in verdict.suspects] == [slug]
+    assert [suspect.slug for suspect in verdict.suspects] == [slug]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_block_of_code_and_a_commits_title_only_quote(before: str) -> None:
 def test_an_exception_that_pip_shows_of_a_build_is_no_source_line() -> None:
     shown = "        File \"<string>\", line 1, in <module>\n      ModuleNotFoundError: No module named 'torch'\n"
     log = read(f"  Getting requirements to build wheel: started\n      Traceback (most recent call last):\n{shown}")
-    assert [one.slug for one in verdict_of(log, catalogue()).suspects] == ["apex-build-isolation"]
+    assert [suspect.slug for suspect in verdict_of(log, catalogue()).suspects] == ["apex-build-isolation"]
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ SAID = (
 
 
 def findings(slug: str, log: Log) -> list[Finding]:
-    check = next(one for one in all_checks() if one.slug == slug)
+    check = next(check for check in all_checks() if check.slug == slug)
     return list(check.predicate(log))
 
 

@@ -77,7 +77,7 @@ SAID = (
 
 
 def findings(slug: str, log: Log) -> list[Finding]:
-    check = next(one for one in all_checks() if one.slug == slug)
+    check = next(check for check in all_checks() if check.slug == slug)
     return list(check.predicate(*(catalogue() if name == "catalogue" else log for name in check.needs)))
 
 
@@ -126,9 +126,9 @@ def test_processes_that_were_forked_are_told_how_to_start_otherwise() -> None:
         findings("cuda-fork-reinit", log_of(LOGS / "cuda-fork-reinit" / f"{name}.log"))[0].fixes
         for name in ("sick-start-processes", "sick-dataset-on-gpu")
     )
-    assert any('start_method="spawn"' in one.text for one in started)
+    assert any('start_method="spawn"' in process.text for process in started)
     assert any("DataLoader" in one.text for one in loader)
-    assert not any("DataLoader" in one.text for one in started)
+    assert not any("DataLoader" in process.text for process in started)
 
 
 def test_two_ranks_alone_have_no_odd_one_out() -> None:
@@ -139,7 +139,7 @@ def test_two_ranks_alone_have_no_odd_one_out() -> None:
 
 def test_lightning_is_told_by_its_own_setting() -> None:
     (found,) = findings("unused-parameters", log_of(LOGS / "unused-parameters/sick-lightning.log"))
-    assert any("ddp_find_unused_parameters_true" in one.text for one in found.fixes)
+    assert any("ddp_find_unused_parameters_true" in fix.text for fix in found.fixes)
 
 
 def test_what_torchrun_does_not_heed_is_no_advice() -> None:
@@ -193,7 +193,7 @@ def test_words_by_which_it_ended_are_no_mere_warning(slug: str, said: str) -> No
 )
 def test_a_skipped_step_of_fp16_is_no_loss_that_is_nan(printed: str, lost: bool) -> None:
     steps = "".join(f"step {number} done\n" for number in range(5))
-    named = [one.check.slug for one in judge_log(read(f"{steps}{printed}\n{steps}"), catalogue()).opinions]
+    named = [opinion.check.slug for opinion in judge_log(read(f"{steps}{printed}\n{steps}"), catalogue()).opinions]
     assert named == (["nan-loss"] if lost else [])
 
 

@@ -133,7 +133,7 @@ def test_of_a_line_of_megabytes_some_is_left_out_and_that_is_said(text: str, mon
     blocks = ENDLESS // scanning.BLOCK_BYTES + 2
     assert count <= scanning.MAX_PIECES + scanning.LAST_HITS * blocks + 10
     assert [note for note in log.notes if note.startswith("line 2 of the input is so long")]
-    assert any("Bus error" in one.line.text for one in log.sightings)
+    assert any("Bus error" in sighting.line.text for sighting in log.sightings)
 
 
 @pytest.mark.parametrize("between", ["\r", "\n", "\r\n"])
@@ -145,13 +145,13 @@ def test_a_progress_bar_is_no_such_line(between: str, monkeypatch: pytest.Monkey
     error = "RuntimeError: DataLoader worker (pid 4711) is killed by signal: Bus error."
     log, _ = pieces_read(bar + error + between + bar, monkeypatch)
     assert not log.notes
-    assert any("Bus error" in one.line.text for one in log.sightings)
+    assert any("Bus error" in sighting.line.text for sighting in log.sightings)
 
 
 @pytest.mark.parametrize("filler", ["x", "[", "7", " ", "\0", "\x1b[", '{"a": [', "│", "\n", "\r"])
 def test_what_stands_behind_megabytes_of_nothing_is_read(filler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     error = "RuntimeError: DataLoader worker (pid 4711) is killed by signal: Bus error."
     log, count = pieces_read(filler * (ENDLESS // len(filler.encode())) + "\n" + error + "\n", monkeypatch)
-    assert any("Bus error" in one.line.text for one in log.sightings)
+    assert any("Bus error" in sighting.line.text for sighting in log.sightings)
     assert count < 10
     assert not log.notes

@@ -119,8 +119,8 @@ def test_a_traceback_without_its_header_is_one(indent: str) -> None:
     assert found.outcome is RunOutcome.USER_ERROR
     assert found.raised is not None
     assert found.raised.exception == "KeyError"
-    assert [one.function for one in found.raised.frames] == ["<module>", "main"]
-    assert [one.code for one in found.raised.frames] == ["main()", "model(batch)"]
+    assert [frame.function for frame in found.raised.frames] == ["<module>", "main"]
+    assert [frame.code for frame in found.raised.frames] == ["main()", "model(batch)"]
 
 
 def test_a_stack_that_was_printed_is_no_traceback() -> None:
@@ -189,7 +189,7 @@ TRIES = {
 
 @pytest.mark.parametrize("slug", TRIES)
 def test_tries_to_connect_count_where_the_log_ends_with_them(slug: str) -> None:
-    assert [one.slug for one in judged(STEPS + TRIES[slug] * 5).suspects] == [slug]
+    assert [suspect.slug for suspect in judged(STEPS + TRIES[slug] * 5).suspects] == [slug]
     assert judged(TRIES[slug] * 5 + STEPS).outcome is RunOutcome.NOTHING
 
 
@@ -214,7 +214,7 @@ def test_a_frame_whose_label_is_cut_off_goes_with_the_rank_behind_it() -> None:
 """
     (found,) = read(text).raised
     assert (found.exception, found.line.rank, found.began.rank) == ("RuntimeError", 1, 1)
-    assert [one.line for one in found.frames] == [7, 9]
+    assert [frame.line for frame in found.frames] == [7, 9]
 
 
 def test_such_a_frame_before_a_rank_s_other_words_stays_nobodys() -> None:

@@ -19,7 +19,7 @@ SAID = line(15, WITH_THREADS)
 
 def slugs(*parts: SignMatch | LoggedException, code: int = -6, errors: tuple[LogLine, ...] = (SAID,)) -> list[str]:
     ended = msgspec.structs.replace(exited(1, code, number=30, first=True), line=line(30, "exitcode"))
-    return [one.slug for one in verdict_of(log(*parts, CRASH, ended, errors=errors), catalogue()).suspects]
+    return [suspect.slug for suspect in verdict_of(log(*parts, CRASH, ended, errors=errors), catalogue()).suspects]
 
 
 def test_it_left_the_others() -> None:

@@ -100,7 +100,7 @@ def test_docker_writes_one_object_a_line(tmp_path: Path) -> None:
         return json.dumps({"log": f"{text}\n", "stream": "stderr", "time": "2026-11-22T10:00:00.1Z"})
 
     lines = ["[rank0]: step 1", *(f"[rank3]: {one}" for one in TRACEBACK.split("\n"))]
-    log = read(tmp_path, "".join(f"{docker(one)}\n" for one in lines).encode())
+    log = read(tmp_path, "".join(f"{docker(line)}\n" for line in lines).encode())
     (raised,) = log.raised
     assert (raised.exception, raised.line.rank, raised.line.number) == ("KeyError", 3, 5)
     assert raised.line.time is not None
@@ -139,7 +139,7 @@ TIME = "2026-11-22T10:00:00.1Z"
 def test_collectors_write_objects_of_their_own(tmp_path: Path, before: str, form: dict[str, object]) -> None:
     lines = ["[rank0]: step 1", *(f"[rank3]: {one}" for one in TRACEBACK.split("\n"))]
     empty = json.dumps(form)
-    text = "".join(before + empty.replace(': ""', f": {json.dumps(one)}") + "\n" for one in lines)
+    text = "".join(before + empty.replace(': ""', f": {json.dumps(line)}") + "\n" for line in lines)
     (raised,) = read(tmp_path, text.encode()).raised
     assert (raised.exception, raised.line.rank, raised.line.number) == ("KeyError", 3, 5)
     assert raised.own is not None

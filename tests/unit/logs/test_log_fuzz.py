@@ -61,8 +61,8 @@ def test_lines_are_counted_as_they_are_and_every_fact_points_at_one(data: bytes)
     text = b"".join(without_holes(iter([data])))
     assert file.lines == text.count(b"\n") + (bool(text) and not text.endswith(b"\n"))
     spots = [one.line for one in (*log.sightings, *log.raised, *log.exited, *log.last)] + [*log.errors]
-    assert all(1 <= one.number <= file.lines for one in spots)
-    assert all("\n" not in one.text for one in spots)
+    assert all(1 <= spot.number <= file.lines for spot in spots)
+    assert all("\n" not in spot.text for spot in spots)
 
 
 @pytest.mark.parametrize("size", [40, 300])
@@ -70,15 +70,15 @@ def test_lines_are_counted_as_they_are_and_every_fact_points_at_one(data: bytes)
 @settings(max_examples=30, deadline=None)
 def test_no_sign_is_lost_between_blocks(size: int, data: bytes) -> None:
     """Blocks of a few bytes cut lines, labels and literal texts anywhere."""
-    whole = {(one.slug, one.line.number) for one in scanned([data]).sightings}
+    whole = {(sighting.slug, sighting.line.number) for sighting in scanned([data]).sightings}
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(scanning, "BLOCK_BYTES", size)
         in_blocks = scanned([data])
     # The end of a line that blocks this small cut in two may look like a line of its own, to a pattern that asks for its beginning.
     lines = {
-        one.slug for some in vocabulary(catalogue()).signs for one in some if one.pattern and "^" in one.pattern.pattern
+        one.slug for sign in vocabulary(catalogue()).signs for one in sign if one.pattern and "^" in one.pattern.pattern
     }
-    expected, found = {slug for slug, _ in whole}, {one.slug for one in in_blocks.sightings}
+    expected, found = {slug for slug, _ in whole}, {sighting.slug for sighting in in_blocks.sightings}
     assert expected <= found <= expected | lines
 
 

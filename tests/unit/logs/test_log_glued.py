@@ -24,7 +24,7 @@ def test_the_line_that_was_not_ended_ends_its_own_traceback() -> None:
         ("KeyError", 7, 4),
     ]
     verdict = verdict_of(log, catalogue())
-    assert [one.slug for one in verdict.suspects][:1] == ["port-in-use"]
+    assert [suspect.slug for suspect in verdict.suspects][:1] == ["port-in-use"]
     assert verdict.lead
     assert verdict.lead.text == PORT
 

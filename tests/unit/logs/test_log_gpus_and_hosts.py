@@ -159,7 +159,7 @@ def test_a_kernel_log_is_read_in_any_form(tmp_path: Path, prefix: str) -> None:
     lines = ("usb 1-1: new high-speed USB device number 2", XID, "audit: type=1400 audit(1.2:3): apparmor")
     found = verdict_of(read(tmp_path, "".join(f"{prefix}{line}\n" for line in lines)), catalogue())
     assert found.outcome is RunOutcome.ILLNESS
-    assert [one.slug for one in found.suspects] == ["gpu-fell-off-bus"]
+    assert [suspect.slug for suspect in found.suspects] == ["gpu-fell-off-bus"]
     if "node5" in prefix:
         assert found.lead is not None
         assert found.lead.host == "node5"
@@ -173,7 +173,9 @@ KILLED = "Out of memory: Killed process 4410 ({}) total-vm:9821122kB, anon-rss:6
 )
 def test_the_kernels_kill_of_something_else_is_no_proof(tmp_path: Path, name: str, sure: bool) -> None:
     log = read(tmp_path, "[  911.001200] " + KILLED.format(name))
-    assert [one.role.name for one in log.sightings if one.slug == "host-oom-killed"] == ["NAMES" if sure else "HINTS"]
+    assert [sighting.role.name for sighting in log.sightings if sighting.slug == "host-oom-killed"] == [
+        "NAMES" if sure else "HINTS"
+    ]
 
 
 NO_SPACE = "[Errno 28] No space left on device"

@@ -156,10 +156,10 @@ def test_what_the_facts_contradict_comes_last() -> None:
     )
     through = LoggedException(exception="RuntimeError", message="", line=unfit.line, began=unfit.line, frames=(frame,))
     both = log(unfit, seen("shm-too-small", role=SignRole.HINTS), through)
-    before = [one.suspect.slug for one in judge_log(both, catalogue()).opinions]
+    before = [opinion.suspect.slug for opinion in judge_log(both, catalogue()).opinions]
     after = [
-        one.suspect.slug
-        for one in judge_log(both, catalogue(), to_snapshot(healthy_facts("h100x8-bare-metal"))).opinions
+        opinion.suspect.slug
+        for opinion in judge_log(both, catalogue(), to_snapshot(healthy_facts("h100x8-bare-metal"))).opinions
     ]
     assert before == ["torch-torchvision-mismatch", "shm-too-small"]
     assert after == before[::-1]
@@ -180,8 +180,8 @@ def test_a_script_that_asked_for_gpus_in_vain_confirms_a_build_for_the_cpu(slug:
     assert opinion.suspect.slug == slug
     assert opinion.held is not None
     assert opinion.held.standing is HostVerdict.CONFIRMED
-    assert "install --force-reinstall torch" in str([one.commands for one in opinion.finding.fixes])
-    assert not any("/whl/cpu" in command for one in opinion.finding.fixes for command in one.commands)
+    assert "install --force-reinstall torch" in str([fix.commands for fix in opinion.finding.fixes])
+    assert not any("/whl/cpu" in command for fix in opinion.finding.fixes for command in fix.commands)
 
 
 PORT_TAKEN = "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: 29655, useIpv6: false, code: -98, name: EADDRINUSE"
@@ -264,7 +264,7 @@ def test_what_another_master_leads_to_says_nothing_of_the_logs() -> None:
         "RuntimeError: The client socket has timed out after 6000ms while trying to connect to (node0, 29655).\n"
     )
     opinions = judge_log(said, catalogue(), msgspec.structs.replace(host, network=network)).opinions
-    held = {one.suspect.slug: one.held for one in opinions}["master-addr-unresolvable"]
+    held = {opinion.suspect.slug: opinion.held for opinion in opinions}["master-addr-unresolvable"]
     assert held is not None
     assert held.standing is HostVerdict.NOT_TESTED
     assert "node0, which the log names, wasn't looked at" in held.words
@@ -358,7 +358,8 @@ def test_the_process_is_the_one_that_the_words_name(words: str, confirmed: bool)
     text = "Out of memory: Killed process 12003 (python) total-vm:1334636kB"
     host = Snapshot(host="", kernel_log=KernelLog(lines=(KernelLine(text=text, age=2.0),)), cgroup=Cgroup(version=2))
     opinions = {
-        one.suspect.slug: one for one in judge_log(read(f"step 1\n{words}\n"), catalogue(), host, watched=True).opinions
+        opinion.suspect.slug: opinion
+        for opinion in judge_log(read(f"step 1\n{words}\n"), catalogue(), host, watched=True).opinions
     }
     held = opinions["host-oom-killed"].held
     assert held is not None
@@ -395,12 +396,12 @@ def test_a_confirmed_hypothesis_comes_first_and_another_is_not_dropped() -> None
         seen("disk-full", role=SignRole.HINTS, sign="long words of a hint, longer than the other"),
         seen("shm-too-small", role=SignRole.HINTS),
     )
-    before = [one.suspect.slug for one in judge_log(both, catalogue()).opinions]
+    before = [opinion.suspect.slug for opinion in judge_log(both, catalogue()).opinions]
     assert before == ["disk-full", "shm-too-small"]
     after = judge_log(both, catalogue(), with_shm(64 * MIB))
-    assert [one.suspect.slug for one in after.opinions] == ["shm-too-small", "disk-full"]
+    assert [opinion.suspect.slug for opinion in after.opinions] == ["shm-too-small", "disk-full"]
     neither = judge_log(both, catalogue(), with_shm(1 << 40))
-    assert [one.suspect.slug for one in neither.opinions] == before, "what isn't confirmed keeps its place"
+    assert [opinion.suspect.slug for opinion in neither.opinions] == before, "what isn't confirmed keeps its place"
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def test_one_node_alone_is_a_label_where_only_a_label_can_stand(sure: str) -> No
     lines = [f"worker-5: {sure}", "worker-5:     main()", "worker-5: boom", "worker-5: boom"]
     assert unlabelled(lines[2], style_of(lines)) == Labelled("boom", host="worker-5")
     assert not style_of([*lines[1:], "worker-5: boom"]).nodes
-    assert not style_of([one.replace("worker-5", "ERROR") for one in lines]).nodes
+    assert not style_of([line.replace("worker-5", "ERROR") for line in lines]).nodes
     assert not style_of([*lines, *["step 1"] * 4]).nodes
 
 
@@ -206,11 +206,11 @@ def test_a_rank_in_round_brackets_is_a_label_only_where_several_have_one_or_most
 
 def test_pods_are_labels_only_where_many_lines_begin_with_few_of_them() -> None:
     lines = [f"train-worker-{pod} step {step}" for step in range(5) for pod in range(3)]
-    loki = style_of([f"2026-11-22T10:00:00Z {one}" for one in lines])
+    loki = style_of([f"2026-11-22T10:00:00Z {line}" for line in lines])
     found = unlabelled("2026-11-22T10:00:00Z train-worker-7   File", loki)
     assert (found.host, found.text) == ("train-worker-7", "  File")
     assert unlabelled("train-worker-7 step 3", loki).text == "step 3", "no container"
-    stern = style_of([one.replace(" step", " pytorch step") for one in lines])
+    stern = style_of([line.replace(" step", " pytorch step") for line in lines])
     found = unlabelled("train-worker-7 pytorch KeyError: 'x'", stern)
     assert (found.host, found.text) == ("train-worker-7", "KeyError: 'x'")
     assert not style_of([f"epoch-{epoch} loss" for epoch in range(5) for _ in range(9)]).pods

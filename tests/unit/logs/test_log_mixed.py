@@ -279,7 +279,7 @@ def test_a_rank_that_is_killed_without_a_word(stamped: bool) -> None:
     assert found.lead.rank == 23
     assert found.exited is not None
     assert found.exited.exit_code == -9
-    assert "host-oom-killed" in [one.slug for one in found.suspects]
+    assert "host-oom-killed" in [suspect.slug for suspect in found.suspects]
 
 
 def test_a_rank_that_says_nothing_while_all_others_time_out() -> None:
@@ -289,7 +289,7 @@ def test_a_rank_that_says_nothing_while_all_others_time_out() -> None:
     )
     assert found.outcome is RunOutcome.EFFECTS_ONLY
     assert found.silent == (42,)
-    assert [one.slug for one in found.suspects] == ["nccl-watchdog-timeout"]
+    assert [suspect.slug for suspect in found.suspects] == ["nccl-watchdog-timeout"]
 
 
 def test_only_effects_name_no_cause() -> None:

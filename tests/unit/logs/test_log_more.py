@@ -33,7 +33,7 @@ def shown(text: str) -> str:
     [
         (f"{NCCL}\n{TOLD}", ["Cuda failure 4711 'a word that nobody knows'"]),
         (
-            "".join(f"[rank7]: {one}\n" for one in f"{NCCL}\n{TOLD}".splitlines()),
+            "".join(f"[rank7]: {line}\n" for line in f"{NCCL}\n{TOLD}".splitlines()),
             ["Cuda failure 4711 'a word that nobody knows'"],
         ),
         (
@@ -52,11 +52,11 @@ def shown(text: str) -> str:
 def test_lines_beside_an_error_say_more(text: str, words: list[str]) -> None:
     found = judged(text)
     assert [one.text for one in more(found)] == words
-    assert all(one.strip() in headline(found) and one.strip() in shown(text) for one in words)
+    assert all(word.strip() in headline(found) and word.strip() in shown(text) for word in words)
 
 
 def test_what_stands_behind_last_error_is_one_and_the_words_themselves_are_none() -> None:
-    assert [one.text for one in read("Last error:\nsomething\n").errors] == ["something"]
+    assert [error.text for error in read("Last error:\nsomething\n").errors] == ["something"]
     assert not read("Last error: 0.3\nstep\nthe Last error: of all\n").errors
 
 
@@ -87,7 +87,7 @@ def test_it_is_said_which_process_was_killed() -> None:
     ],
 )
 def test_only_what_can_help_is_advised(text: str, commands: list[str]) -> None:
-    assert [command for one in next_steps(judged(text)) for command in one.commands] == commands
+    assert [command for step in next_steps(judged(text)) for command in step.commands] == commands
 
 
 def test_of_what_only_followed_the_worker_that_ended_is_told() -> None:

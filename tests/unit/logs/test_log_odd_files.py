@@ -92,8 +92,8 @@ def test_that_a_folder_has_too_many_files_is_told(tmp_path: Path, monkeypatch: p
 
 def test_a_pipe_is_judged_by_more_than_its_first_line() -> None:
     lines = [
-        json.dumps({"log": f"{one}\n", "stream": "stderr", "time": "2026-11-22T10:00:00Z"})
-        for one in TRACEBACK.splitlines()
+        json.dumps({"log": f"{line}\n", "stream": "stderr", "time": "2026-11-22T10:00:00Z"})
+        for line in TRACEBACK.splitlines()
     ]
     reading, writing = os.pipe()
     os.set_blocking(reading, False)

@@ -28,7 +28,7 @@ def _judged(text: str) -> LogVerdict:
 
 
 def _slugs(text: str) -> list[str]:
-    return [one.slug for one in _judged(text).suspects]
+    return [suspect.slug for suspect in _judged(text).suspects]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_that_an_attempt_failed_is_no_failure_of_its_own() -> None:
 
 def test_bold_type_hides_no_exception() -> None:
     verdict = _judged(f"{TRACEBACK}**RuntimeError: CUDA out of memory.** {FULL.partition('. ')[2]}\n")
-    assert [one.slug for one in verdict.suspects] == ["oom-batch-too-large"]
+    assert [suspect.slug for suspect in verdict.suspects] == ["oom-batch-too-large"]
 
 
 def test_detectron2_raises_again_what_it_logs() -> None:
@@ -128,6 +128,6 @@ def test_an_error_before_a_cut_traceback_is_shown() -> None:
 def test_older_releases_of_torch_dont_say_why_shared_memory_cant_be_opened() -> None:
     words = "RuntimeError: unable to open shared memory object </torch_40_39> in read-write mode"
     verdict = _judged(f"{TRACEBACK}{words}\n")
-    assert {one.slug for one in verdict.suspects} == {"shm-too-small", "nofile-limit"}
-    assert not any(one.sure for one in verdict.suspects)
+    assert {suspect.slug for suspect in verdict.suspects} == {"shm-too-small", "nofile-limit"}
+    assert not any(suspect.sure for suspect in verdict.suspects)
     assert _slugs(f"{TRACEBACK}{words}: No space left on device (28)\n") == ["shm-too-small"]

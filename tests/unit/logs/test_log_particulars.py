@@ -16,7 +16,7 @@ from tests.support.registered_checks import find_check
 def found(name: str, slug: str) -> Finding:
     """What is found of that illness in a log of the corpus."""
     opinions = judge_log(log_of(LOGS / f"{name}.log"), catalogue()).opinions
-    return next(one.finding for one in opinions if one.check.slug == slug)
+    return next(opinion.finding for opinion in opinions if opinion.check.slug == slug)
 
 
 def commands(finding: Finding) -> str:
@@ -68,7 +68,7 @@ def test_as_many_tasks_as_lightning_has_devices() -> None:
 def test_two_ranks_on_slices_need_no_set_device() -> None:
     finding = found("duplicate-gpu/sick-slices", "duplicate-gpu")
     assert "MIG slices" in finding.summary
-    assert "set_device" not in " ".join(one.text for one in finding.fixes)
+    assert "set_device" not in " ".join(fix.text for fix in finding.fixes)
     assert "MIG" not in found("duplicate-gpu/sick-no-set-device", "duplicate-gpu").summary
 
 

@@ -64,4 +64,6 @@ def test_which_files_are_a_ranks_own(name: str, is_part: bool) -> None:
     )
     verdict = verdict_of(read(text), catalogue())
     assert verdict.outcome is (RunOutcome.ILLNESS if is_part else RunOutcome.USER_ERROR)
-    assert [one.slug for one in verdict.suspects] == ["ckpt-world-size-mismatch" if is_part else "user-code-error"]
+    assert [suspect.slug for suspect in verdict.suspects] == [
+        "ckpt-world-size-mismatch" if is_part else "user-code-error"
+    ]

@@ -39,7 +39,7 @@ def test_an_unknown_prefix_hides_no_traceback(prefix: str, steps: str) -> None:
     assert found.outcome is RunOutcome.USER_ERROR
     assert found.raised is not None
     assert (found.raised.exception, found.raised.message) == ("ValueError", "bad thing")
-    assert [one.function for one in found.raised.frames] == ["<module>", "main"]
+    assert [frame.function for frame in found.raised.frames] == ["<module>", "main"]
 
 
 def test_numbers_in_it_may_change_from_line_to_line() -> None:
@@ -61,7 +61,7 @@ def test_labels_behind_it_count(prefix: str, rank: int | None) -> None:
 def test_what_follows_the_traceback_has_lost_it_too() -> None:
     end = "torch.distributed.elastic.rendezvous.api.RendezvousClosedError\n"
     found = judged(prefixed("[node2] ", TRACEBACK.replace("ValueError: bad thing\n", end)))
-    assert [one.slug for one in found.suspects] == ["rdzv-connect-failed"]
+    assert [suspect.slug for suspect in found.suspects] == ["rdzv-connect-failed"]
 
 
 @pytest.mark.parametrize("prefix", ["# ", "// ", "E       ", "    3\t", "2026-01-02 03:04:05 WARNING cache: "])

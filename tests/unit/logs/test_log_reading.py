@@ -32,7 +32,7 @@ def read(*paths: Path | str, stdin: bytes = b"") -> Log:
 
 
 def slugs(log: Log) -> set[str]:
-    return {one.slug for one in log.sightings}
+    return {sighting.slug for sighting in log.sightings}
 
 
 def test_a_file_and_standard_input_say_the_same(tmp_path: Path) -> None:
@@ -50,7 +50,9 @@ def test_a_folder_of_torchrun_gives_each_file_its_rank(tmp_path: Path) -> None:
         (folder / "stderr.log").write_text(f"[rank{rank}]: boom\n" if rank < 2 else BOOM)
     log = read(tmp_path)
     assert len(log.files) == 6
-    assert [(one.line.local_rank, one.line.rank) for one in log.sightings if one.slug == "shm-too-small"] == [(2, 2)]
+    assert [
+        (sighting.line.local_rank, sighting.line.rank) for sighting in log.sightings if sighting.slug == "shm-too-small"
+    ] == [(2, 2)]
 
 
 def test_torchruns_error_file_is_read_as_what_it_holds(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ OVERFLOW = "Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale
 
 
 def named(verdict: LogVerdict) -> list[tuple[str, bool]]:
-    return [(one.slug, one.sure) for one in verdict.suspects]
+    return [(suspect.slug, suspect.sure) for suspect in verdict.suspects]
 
 
 @pytest.mark.parametrize(

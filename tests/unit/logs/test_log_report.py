@@ -205,7 +205,7 @@ def test_json_holds_to_its_schema_and_says_the_same(tmp_path: Path) -> None:
     log = told["log"]
     assert (log["outcome"], log["rank"], log["lead"]["number"]) == ("illness", 3, 6)
     assert log["suspects"][0]["slug"] == "shm-too-small"
-    assert [one["ranks"] for one in log["effects"]] == [[0, 1, 2, 4, 5, 6, 7]]
+    assert [effect["ranks"] for effect in log["effects"]] == [[0, 1, 2, 4, 5, 6, 7]]
     assert log["noise"][0]["times"] == 2
     assert clock(log["time"]) == "02:13:07"
     assert log["headline"] == headline(judgement)
@@ -285,8 +285,8 @@ def test_who_did_not_wait_while_a_checkpoint_was_saved_is_named() -> None:
 
 def test_two_suspects_that_nothing_tells_apart_are_told_once() -> None:
     judgement = judge_log(log_of(LOGS / "nccl-watchdog-timeout/sick-all-ranks-the-same.log"), catalogue())
-    assert [one.slug for one in judgement.verdict.suspects] == ["nccl-watchdog-timeout", "collective-stalled"]
-    assert [one.check.slug for one in judgement.opinions] == ["nccl-watchdog-timeout"]
+    assert [suspect.slug for suspect in judgement.verdict.suspects] == ["nccl-watchdog-timeout", "collective-stalled"]
+    assert [opinion.check.slug for opinion in judgement.opinions] == ["nccl-watchdog-timeout"]
 
 
 def test_much_noise_is_one_sentence(tmp_path: Path) -> None:

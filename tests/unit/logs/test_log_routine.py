@@ -67,7 +67,11 @@ def read(lines: list[str], words: Vocabulary = WORDS) -> Log:
 
 
 def whose(log: Log, slug: str) -> set[tuple[int | None, int | None, str]]:
-    return {(one.line.rank, one.line.local_rank, one.line.host) for one in log.sightings if one.slug == slug}
+    return {
+        (sighting.line.rank, sighting.line.local_rank, sighting.line.host)
+        for sighting in log.sightings
+        if sighting.slug == slug
+    }
 
 
 def labelled(label: str, rank: int, number: int) -> str:
@@ -82,7 +86,7 @@ def test_what_a_rank_says_once_is_found_behind_what_another_says_all_the_time(la
     log = read([*known, *often, *once])
     for slug, _ in SIGNS:
         assert len(whose(log, slug)) == SEVERAL, slug
-    assert sum(one.times for one in log.sightings if one.slug == "plain") == OFTEN + SEVERAL - 1
+    assert sum(sighting.times for sighting in log.sightings if sighting.slug == "plain") == OFTEN + SEVERAL - 1
 
 
 def test_of_more_ranks_than_are_remembered_none_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +94,7 @@ def test_of_more_ranks_than_are_remembered_none_is_skipped(monkeypatch: pytest.M
     ranks = 1000
     lines = [f"[rank{rank}]: the pump has failed" for _ in range(3) for rank in range(ranks)]
     log = read(["[rank0]: the pump has failed"] * OFTEN + lines, Vocabulary([SIGNS[0]]))
-    assert [(one.line.rank, one.times) for one in log.sightings] == [
+    assert [(sighting.line.rank, sighting.times) for sighting in log.sightings] == [
         (0, OFTEN + 3),
         *((rank, 3) for rank in range(1, ranks)),
     ]
@@ -99,10 +103,10 @@ def test_of_more_ranks_than_are_remembered_none_is_skipped(monkeypatch: pytest.M
 def test_labels_behind_a_carriage_return_count() -> None:
     bars = [f"[rank{rank}]: 10%|#|\r[rank{rank}]: the pump has failed" for rank in (0, 1)]
     log = read(["\r".join(["[rank0]: start", bars[0]])] * OFTEN + ["\r".join(["[rank0]: start", bars[1]])])
-    assert {one.line.rank for one in log.sightings if one.slug == "plain"} == {0, 1}
+    assert {sighting.line.rank for sighting in log.sightings if sighting.slug == "plain"} == {0, 1}
 
 
 def test_lines_longer_than_a_block_are_of_whose_labels_they_have() -> None:
     long = "x" * (2 * BLOCK_BYTES)
     lines = [f"[rank{rank}]: {long}" + " the pump has failed" * 2 for rank in (0, 0, 1)]
-    assert {one.line.rank for one in read(lines).sightings if one.slug == "plain"} == {0, 1}
+    assert {sighting.line.rank for sighting in read(lines).sightings if sighting.slug == "plain"} == {0, 1}

@@ -78,7 +78,7 @@ def test_a_row_leads_where_the_one_that_spoke_may_be_its_victim(error: str, firs
 )
 def test_what_stands_behind_the_table_is_of_the_rank_that_it_names(behind: str) -> None:
     found = judged(FAILED.format(-9, 1, 41) + table(1).replace("exitcode  : 1", "exitcode  : -9") + behind)
-    assert [one.slug for one in found.suspects] == ["host-oom-killed"]
+    assert [suspect.slug for suspect in found.suspects] == ["host-oom-killed"]
     assert rank_of(found) == 1
     assert found.lead is not None
     assert found.lead.host == "node1"
@@ -88,14 +88,14 @@ def test_what_stands_behind_the_table_is_of_the_rank_that_it_names(behind: str) 
 def test_a_pods_end_is_of_the_rank_that_was_killed_first(ranks: tuple[int, ...], rank: int) -> None:
     killed = table(*ranks).replace("exitcode  : 1", "exitcode  : -9")
     found = judged(killed + "      Reason:       OOMKilled\n")
-    assert [one.slug for one in found.suspects] == ["cgroup-memory-limit"]
+    assert [suspect.slug for suspect in found.suspects] == ["cgroup-memory-limit"]
     assert rank_of(found) == rank
 
 
 def test_a_traceback_leads_over_the_row_of_its_rank_whatever_stands_behind_that() -> None:
     smi = "Unable to determine the device handle for GPU0000:41:00.0: GPU is lost.  Reboot the system to recover this GPU\n"
     found = judged(labelled(3, traceback("pynvml.NVMLError_GpuIsLost: GPU is lost")) + table(3) + smi)
-    assert [one.slug for one in found.suspects] == ["gpu-fell-off-bus"]
+    assert [suspect.slug for suspect in found.suspects] == ["gpu-fell-off-bus"]
     assert found.raised is not None
     assert rank_of(found) == 3
 
@@ -109,7 +109,7 @@ def test_that_another_process_is_ended_announces_no_traceback() -> None:
 def test_a_line_without_a_label_is_of_the_only_process(others: str, rank: int | None) -> None:
     own = labelled(0, traceback("EOFError"))
     found = judged(traceback(FILES) + own + others + FAILED.format(1, 0, 40) + table(0))
-    assert [one.slug for one in found.suspects] == ["nofile-limit"]
+    assert [suspect.slug for suspect in found.suspects] == ["nofile-limit"]
     assert rank_of(found) == rank
 
 
@@ -140,5 +140,5 @@ def test_an_exception_in_a_line_is_no_last_word_where_others_follow(between: str
 )
 def test_a_monitors_words_are_a_warning_where_the_training_came_to_its_end(last: str, well: bool) -> None:
     found = judged(f"step 2000 loss 0.8 | nvidia-smi: Failed to initialize NVML: Unknown Error\n{last}\n")
-    assert [one.slug for one in found.suspects] == ["container-lost-gpu"]
+    assert [suspect.slug for suspect in found.suspects] == ["container-lost-gpu"]
     assert found.ended_well is well

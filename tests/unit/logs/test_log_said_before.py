@@ -28,9 +28,9 @@ def test_a_rank_that_may_have_ended_well_first_is_thought_of() -> None:
     left = ("ddpdoctor explain uneven-inputs",)
     alone = judge_log(log(effect, LOST, exited(0, 1, first=True)), catalogue())
     assert alone.verdict.outcome is RunOutcome.EFFECTS_ONLY
-    assert left in [one.commands for one in next_steps(alone)]
+    assert left in [step.commands for step in next_steps(alone)]
     ended = judge_log(log(effect, LOST, exited(0, 1, first=True), exited(1, -15, told_to=True, pid=7)), catalogue())
-    assert left not in [one.commands for one in next_steps(ended)]
+    assert left not in [step.commands for step in next_steps(ended)]
 
 
 def test_an_exit_without_a_traceback_shows_them_too() -> None:

@@ -30,12 +30,12 @@ def read(*lines: str) -> Log:
 
 
 def of(log: Log, slug: str) -> list[SignMatch]:
-    return [one for one in log.sightings if one.slug == slug]
+    return [sighting for sighting in log.sightings if sighting.slug == slug]
 
 
 def test_texts_within_each_other_and_of_several_illnesses_are_all_found() -> None:
     log = read("step 1", "the pump has failed", "the pump has stopped")
-    assert {(one.slug, one.line.number, one.times) for one in log.sightings} == {
+    assert {(sighting.slug, sighting.line.number, sighting.times) for sighting in log.sightings} == {
         ("outer", 2, 1),
         ("other", 2, 1),
         ("inner", 2, 2),
@@ -131,7 +131,7 @@ def test_a_mention_is_told_apart_from_what_is_really_said() -> None:
     ],
 )
 def test_a_line_that_speaks_of_an_error_is_kept(line: str) -> None:
-    assert [one.text for one in read("step 1", line).errors] == [line]
+    assert [error.text for error in read("step 1", line).errors] == [line]
 
 
 @pytest.mark.parametrize(
@@ -163,12 +163,12 @@ def test_an_exception_s_name_alone_is_kept_with_the_first_line_of_its_message() 
 
 def test_of_a_box_that_a_logger_has_tagged_the_frame_is_told() -> None:
     log = read(*(f"ERROR | stderr | │ {one} │" for one in ("", "/home/ada/train.py:7 in load", "  6 def load():")))
-    assert [one.text for one in log.errors] == ["ERROR | stderr | │ /home/ada/train.py:7 in load │"]
+    assert [error.text for error in log.errors] == ["ERROR | stderr | │ /home/ada/train.py:7 in load │"]
 
 
 def test_errors_are_kept_of_every_rank_and_not_without_end() -> None:
     log = read(*[f"[rank{rank}]: ERROR {number}" for number in range(1000) for rank in range(8)])
-    assert {one.rank for one in log.errors} == set(range(8))
+    assert {error.rank for error in log.errors} == set(range(8))
     assert len(log.errors) < 200
     assert log.more > 0
 
@@ -192,4 +192,4 @@ def test_the_runs_size_and_launcher_are_learnt() -> None:
         vocabulary=vocabulary(catalogue()),
     )
     assert (log.world_size, log.ranks, log.hosts, log.launcher) == (16, (11,), ("node1",), "torchrun")
-    assert [one.rank for one in log.errors] == [11], "its process has told its rank before"
+    assert [error.rank for error in log.errors] == [11], "its process has told its rank before"

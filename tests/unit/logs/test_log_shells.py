@@ -28,7 +28,7 @@ def judged(*lines: str) -> LogJudgement:
 def test_the_words_of_an_end_are_heard(line: str, slug: str, sure: bool) -> None:
     found = judged(line).verdict
     assert found.outcome is RunOutcome.ILLNESS
-    assert [(one.slug, one.sure) for one in found.suspects] == [(slug, sure)]
+    assert [(suspect.slug, suspect.sure) for suspect in found.suspects] == [(slug, sure)]
     assert not found.ended_well
 
 

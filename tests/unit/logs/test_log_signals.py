@@ -36,8 +36,8 @@ MEMORY, CRASH, SHARED = ["host-oom-killed"], ["process-crashed"], ["shm-too-smal
 def test_the_signal_only_hints_at_an_illness(text: str, slugs: list[str]) -> None:
     verdict = verdict_of(read(text + "\n"), catalogue())
     assert verdict.outcome is RunOutcome.ILLNESS
-    assert [one.slug for one in verdict.suspects] == slugs
-    assert not any(one.sure for one in verdict.suspects)
+    assert [suspect.slug for suspect in verdict.suspects] == slugs
+    assert not any(suspect.sure for suspect in verdict.suspects)
 
 
 def test_what_the_rank_says_itself_counts_more() -> None:
@@ -54,7 +54,7 @@ def test_whom_slurm_kills_as_it_cancels_a_step_had_memory_enough() -> None:
 def test_whom_a_launcher_ends_itself_says_nothing_of_the_one_that_it_lost() -> None:
     ended = "[2026-11-22 02:13:07,123] [INFO] [launch.py:316:sigkill_handler] Killing subprocess 4711\n"
     died = "[2026-11-22 02:13:07,124] [ERROR] [launch.py:322:sigkill_handler] ['python', 'x.py'] exits with return code = -9\n"
-    assert [one.slug for one in verdict_of(read(ended + died), catalogue()).suspects] == MEMORY
+    assert [suspect.slug for suspect in verdict_of(read(ended + died), catalogue()).suspects] == MEMORY
 
 
 def test_the_process_that_mpirun_noticed_is_the_first() -> None:

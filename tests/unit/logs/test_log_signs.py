@@ -19,8 +19,8 @@ LEAST_NEAR = 6
 
 NAMING = (SignRole.NAMES, SignRole.HINTS)
 
-CHECKS = [one for one in all_checks() if one.log_signs]
-SIGNS = [(one, sign) for one in CHECKS for sign in one.log_signs]
+CHECKS = [check for check in all_checks() if check.log_signs]
+SIGNS = [(check, sign) for check in CHECKS for sign in check.log_signs]
 
 LABELLED = Style(numbers=True)
 """Some of the logs have srun's labels."""
@@ -82,8 +82,10 @@ def test_its_pattern_asks_for_more_than_any_line_has() -> None:
 def test_a_line_with_the_text_of_a_sign_is_seen() -> None:
     """Of the logs of its illness, by that sign or another of the same illness: a pattern that never fits is never seen."""
     logs = {
-        one.slug: [unlabelled(line, LABELLED).text for path in sick_logs(one) for line in text_of(path).splitlines()]
-        for one in CHECKS
+        check.slug: [
+            unlabelled(line, LABELLED).text for path in sick_logs(check) for line in text_of(path).splitlines()
+        ]
+        for check in CHECKS
     }
 
     def about(one: Check, sign: LogSign) -> str:
@@ -122,14 +124,14 @@ def sick_logs(check: Check) -> list[Path]:
 
 
 def test_every_illness_with_signs_has_a_log() -> None:
-    naming = [one for one in CHECKS if any(sign.role in NAMING for sign in one.log_signs)]
+    naming = [check for check in CHECKS if any(sign.role in NAMING for sign in check.log_signs)]
     assert not [one.slug for one in naming if not sick_logs(one)]
 
 
 @pytest.mark.parametrize("kind", ["sick-", "near-miss-"])
 def test_what_only_a_log_shows_has_logs_of_both_kinds(kind: str) -> None:
     """What is no mistake of the script, or no end from outside, all the other logs show; what is harmless makes nobody sick."""
-    logged = [one for one in all_checks() if one.groups == {"log"} and one.slug not in OUTCOMES]
+    logged = [check for check in all_checks() if check.groups == {"log"} and check.slug not in OUTCOMES]
     harmless = {one.slug for one in logged if {sign.role for sign in one.log_signs} == {SignRole.NOISE}}
     there = {one.slug for one in corpus() if one.path.name.startswith(kind)}
     there |= harmless if kind == "sick-" else set()
@@ -138,5 +140,5 @@ def test_what_only_a_log_shows_has_logs_of_both_kinds(kind: str) -> None:
 
 
 def test_every_folder_of_logs_is_an_illness_an_outcome_or_healthy() -> None:
-    known = {one.slug for one in all_checks()} | {HEALTHY, *OUTCOMES}
+    known = {check.slug for check in all_checks()} | {HEALTHY, *OUTCOMES}
     assert {path.name for path in LOGS.iterdir()} <= known

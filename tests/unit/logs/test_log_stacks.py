@@ -75,9 +75,9 @@ def test_where_each_process_stood_is_told_by_the_scripts_lines_and_the_loops_pha
     log = log_of(STACKS / name)
     found = list(dict.fromkeys(one.text for stack in log.stacks for one in stack_lines(log, stack)))
     assert found == stands
-    assert all(one.reason.startswith("Timeout (0:00:") for one in log.stacks)
+    assert all(stack.reason.startswith("Timeout (0:00:") for stack in log.stacks)
     report = told(log)
-    assert all(one in report for one in stands), report
+    assert all(stand in report for stand in stands), report
 
 
 def test_a_crash_is_shown_with_the_scripts_line() -> None:
@@ -146,7 +146,7 @@ Thread 4250 (idle): "Thread-1"
 def test_a_dump_of_py_spy_is_read_as_well() -> None:
     (stack,) = read(PY_SPY).stacks
     assert stack.reason == "Process 4242: python train.py"
-    assert [one.function for one in stack.frames] == ["<module>", "step", "wait"]
+    assert [frame.function for frame in stack.frames] == ["<module>", "step", "wait"]
     assert stack.own == LogFrame(f"{HOME}/train.py", 7, "step")
 
 

@@ -66,7 +66,7 @@ def test_alone_it_leaves_the_cause_open() -> None:
         loads + '  File "/opt/env/lib/python3.11/site-packages/torch/serialization.py", line 9, in load\n    x\n'
     )
     text = "Traceback (most recent call last):\n" + with_torch + "OSError: none\n" + child(UNIX)
-    assert "ckpt-truncated" not in [one.slug for one in verdict(text).suspects]
+    assert "ckpt-truncated" not in [suspect.slug for suspect in verdict(text).suspects]
 
 
 def test_where_to_look_for_the_cause_is_told() -> None:
@@ -167,7 +167,7 @@ def test_a_script_without_the_guard_is_told_where_to_put_it() -> None:
 
 def test_what_a_worker_says_by_itself_is_still_its_end() -> None:
     found = verdict(DIED)
-    assert [one.slug for one in found.suspects][:1] == ["dataloader-worker-killed"]
+    assert [suspect.slug for suspect in found.suspects][:1] == ["dataloader-worker-killed"]
 
 
 @pytest.mark.parametrize(("below", "message"), [("        Give a path.", "Give a path."), ("step 4 loss 0.5", "")])

@@ -48,7 +48,7 @@ ValueError: Cuda is not available.
 )
 def test_a_port_that_is_none_is_a_wrong_setting(code: str, error: str) -> None:
     found = verdict_of(read(RENDEZVOUS.format(torch=TORCH, code=code, error=error)), catalogue())
-    assert [one.slug for one in found.suspects] == ["launcher-env-inconsistent"]
+    assert [suspect.slug for suspect in found.suspects] == ["launcher-env-inconsistent"]
 
 
 def test_another_number_of_the_script_is_no_setting() -> None:
@@ -62,7 +62,7 @@ def test_torchrun_says_at_last_that_it_sees_no_gpu() -> None:
     found = verdict_of(read(GPU), catalogue())
     assert found.lead is not None
     assert found.lead.text == "ValueError: Cuda is not available."
-    assert [(one.slug, one.sure) for one in found.suspects] == [("torch-cpu-only", False)]
+    assert [(suspect.slug, suspect.sure) for suspect in found.suspects] == [("torch-cpu-only", False)]
 
 
 def test_of_a_chain_the_exception_that_ended_it_is_shown_too() -> None:

@@ -22,7 +22,7 @@ def judged(text: str) -> LogVerdict:
 
 
 def slugs(text: str) -> list[str]:
-    return [one.slug for one in judged(text).suspects]
+    return [suspect.slug for suspect in judged(text).suspects]
 
 
 SHOWN = {

@@ -36,7 +36,7 @@ def dumped(rank: int, enqueued: int) -> SignMatch:
 
 def told(*said: SignMatch, ranks: int = 4, world_size: int | None = 4) -> list[tuple[str, str]]:
     log = Log(files=(LogFile(name="run.log"),), ranks=tuple(range(ranks)), world_size=world_size, sightings=said)
-    return [(catalogue().slug_for(one.cause), one.why) for one in hypotheses(log, said, catalogue())]
+    return [(catalogue().slug_for(hypothese.cause), hypothese.why) for hypothese in hypotheses(log, said, catalogue())]
 
 
 def test_another_call_at_the_same_number_is_a_mismatch() -> None:
@@ -58,9 +58,9 @@ def test_who_waits_in_a_barrier_may_be_through_with_its_steps() -> None:
 
 def test_who_waits_behind_the_line_of_the_backward_pass_is_through_with_its_steps() -> None:
     text = (LOGS / UNEVEN / "sick-barrier-behind-the-loop.log").read_text()
-    assert [one.slug for one in verdict_of(read(text), catalogue()).suspects][:2] == [UNEVEN, DESYNC]
+    assert [suspect.slug for suspect in verdict_of(read(text), catalogue()).suspects][:2] == [UNEVEN, DESYNC]
     before = text.replace('uneven.py", line 11', 'uneven.py", line 5')
-    assert [one.slug for one in verdict_of(read(before), catalogue()).suspects][:1] == [DESYNC]
+    assert [suspect.slug for suspect in verdict_of(read(before), catalogue()).suspects][:1] == [DESYNC]
 
 
 def test_who_had_not_called_it_is_behind() -> None:
@@ -127,7 +127,7 @@ def test_a_log_of_timeouts_alone_gets_a_hypothesis_and_no_cause(name: str, slug:
     assert verdict.suspects[0].slug == slug
     assert words in verdict.suspects[0].why
     assert verdict.suspects[0].sightings
-    assert not any(one.sure for one in verdict.suspects)
+    assert not any(suspect.sure for suspect in verdict.suspects)
 
 
 @pytest.mark.parametrize(

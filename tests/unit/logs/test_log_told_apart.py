@@ -267,4 +267,4 @@ def standing(found: LogVerdict) -> str:
 @pytest.mark.parametrize(("text", "slug", "sure"), CASES.values(), ids=CASES)
 def test_words_are_worth_no_more_and_no_less_than_they_say(text: str, slug: str, sure: str) -> None:
     found = verdict_of(read(text), catalogue())
-    assert ([one.slug for one in found.suspects[:1]], standing(found)) == ([slug] if slug else [], sure)
+    assert ([suspect.slug for suspect in found.suspects[:1]], standing(found)) == ([slug] if slug else [], sure)

@@ -54,7 +54,7 @@ def test_a_traceback_has_its_frames_and_the_users_own_one() -> None:
         8,
         1,
     )
-    assert [one.line for one in raised.frames] == [12, 1511]
+    assert [frame.line for frame in raised.frames] == [12, 1511]
     assert raised.own == LogFrame(OWN, 12, "<module>", "main()")
 
 

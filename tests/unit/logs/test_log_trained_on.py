@@ -94,7 +94,7 @@ def test_a_host_that_is_sick_is_told_of_though_the_run_went_on(said: str) -> Non
 
 def test_a_loss_that_is_no_number_any_more_is_still_an_illness() -> None:
     found = verdict_of(read(steps(12) + steps(12, "epoch 1 step {} loss: nan lr {}\n")), catalogue())
-    assert [one.slug for one in found.suspects] == ["nan-loss"]
+    assert [suspect.slug for suspect in found.suspects] == ["nan-loss"]
 
 
 def test_what_the_kernel_says_of_a_gpu_is_told_whatever_follows() -> None:

@@ -34,7 +34,7 @@ def test_the_likeliest_check_of_a_bus_error_comes_first() -> None:
 
 def test_what_a_sign_refutes_is_another_sign_of_its_check() -> None:
     for check, sign in SIGNS:
-        assert set(sign.refutes) <= {other.text for other in check.log_signs} - {sign.text}, (check.slug, sign.text)
+        assert set(sign.refutes) <= {sign.text for sign in check.log_signs} - {sign.text}, (check.slug, sign.text)
         assert sign.refutes or not sign.refutes_earlier
 
 
@@ -94,4 +94,4 @@ def test_a_signal_hints_at_the_checks_that_stand_for_it() -> None:
     (ended,) = failures(
         catalogue_of(LogTraits()), exited=[ProcessExit(line=line, said_by="torchrun", rank=0, exit_code=-7)]
     )
-    assert [(one.slug, one.role) for one in ended.signs] == [("bus", SignRole.HINTS)]
+    assert [(sign.slug, sign.role) for sign in ended.signs] == [("bus", SignRole.HINTS)]

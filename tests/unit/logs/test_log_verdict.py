@@ -14,7 +14,7 @@ CLOSED = "[../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed
 
 
 def slugs(found: LogVerdict) -> list[str]:
-    return [one.slug for one in found.suspects]
+    return [suspect.slug for suspect in found.suspects]
 
 
 def lead_rank(found: LogVerdict) -> int | None:
@@ -43,7 +43,7 @@ def test_an_own_exception_leads_before_what_the_others_lost() -> None:
     assert lead_rank(found) == 2
     assert found.raised is not None
     assert found.raised.exception == "KeyError"
-    assert {one.line.rank for one in found.effects} == {0, 1}
+    assert {effect.line.rank for effect in found.effects} == {0, 1}
 
 
 def test_the_first_of_two_own_exceptions_leads_by_time() -> None:
@@ -113,8 +113,8 @@ def test_hints_are_hypotheses_the_most_telling_first() -> None:
     ]
     found = verdict_of(log(ill, *hints), catalogue())
     assert slugs(found) == ["b", "a", "d"]
-    assert not any(one.sure for one in found.suspects)
-    assert all(one.why for one in found.suspects)
+    assert not any(suspect.sure for suspect in found.suspects)
+    assert all(suspect.why for suspect in found.suspects)
 
 
 def test_a_warning_that_the_run_went_on_after_does_not_lead() -> None:
@@ -356,6 +356,6 @@ def test_what_comes_of_there_being_no_gpu_is_no_mistake_of_the_script(label: str
         f'  File "/home/ada/train.py", line 7, in main\n    {code}\n{exception}\n'
     )
     text = "".join(label + line for line in (warning + traceback).splitlines(keepends=True))
-    assert [one.slug for one in verdict_of(read(text), catalogue()).suspects][:1] == ["cuda-compat-unsupported"]
+    assert [suspect.slug for suspect in verdict_of(read(text), catalogue()).suspects][:1] == ["cuda-compat-unsupported"]
     other = text.replace(code, "shares = total / parts").replace(exception, "ZeroDivisionError: division by zero")
-    assert [one.slug for one in verdict_of(read(other), catalogue()).suspects][:1] == ["user-code-error"]
+    assert [suspect.slug for suspect in verdict_of(read(other), catalogue()).suspects][:1] == ["user-code-error"]

@@ -18,7 +18,7 @@ STEP = "epoch 0 step {number:4} | loss 0.4338\n"
 def test_a_store_that_stays_away_was_another_hosts() -> None:
     judgement = judge_log(read("".join(HEARTBEAT.format(second=second) for second in range(0, 20, 5))), catalogue())
     assert judgement.word is Verdict.UNKNOWN
-    assert [one.check.slug for one in judgement.opinions] == ["rdzv-store-host-exited"]
+    assert [opinion.check.slug for opinion in judgement.opinions] == ["rdzv-store-host-exited"]
 
 
 def test_whose_first_node_is_done_first_has_lost_nothing() -> None:

@@ -62,7 +62,7 @@ def judged(text: str) -> tuple[Log, LogVerdict]:
 )
 def test_an_end_of_no_known_rank_says_less_than_a_ranks_own_words(end: str) -> None:
     _, found = judged(labelled(4, traceback(MISMATCH)) + end)
-    assert [one.slug for one in found.suspects] == ["nccl-version-mismatch"]
+    assert [suspect.slug for suspect in found.suspects] == ["nccl-version-mismatch"]
     assert found.lead is not None
     assert found.lead.rank == 4
 
@@ -134,7 +134,7 @@ def test_a_spawned_process_is_known_by_its_launchers_word() -> None:
 def test_one_event_is_told_once() -> None:
     killed = "Memory cgroup out of memory: Killed process 4711 (python3) total-vm:192kB, anon-rss:1kB, file-rss:7kB\n"
     found = judged("      Reason:       OOMKilled\n" + killed)[1]
-    assert [one.slug for one in found.suspects] == ["cgroup-memory-limit"]
+    assert [suspect.slug for suspect in found.suspects] == ["cgroup-memory-limit"]
     assert not found.also
 
 

@@ -371,7 +371,7 @@ def test_json_follows_the_schema_and_names_the_nodes() -> None:
     check_against_schema(given)
     assert given["verdict"] == "fail"
     assert given["seconds"] == 0.5
-    assert [one["node"] for one in given["findings"]] == ["n1"]
+    assert [finding["node"] for finding in given["findings"]] == ["n1"]
     assert given["phases"][-1] == {"name": "gloo", "passed": "not tested", "seconds": 0.0, "reason": "--quick"}
     assert given["matrix"]["links"][0]["forth"] == 9400.0
     assert given["matrix"]["reach"][0]["rows"] == ["-..", ".-.", "..-"]

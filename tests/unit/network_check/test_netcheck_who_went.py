@@ -69,7 +69,7 @@ def test_a_lost_node_fails_the_phase_in_which_it_was_lost() -> None:
     examinations = examined(2)
     results = (Result(find_check("rdzv-missing-node"), (finding(fleet),)),)
     examinations[0] = msgspec.structs.replace(examinations[0], results=results)
-    failed = [(one.name, one.reason) for one in judged_phases(fleet, examinations) if one.passed is Passed.FAIL]
+    failed = [(phase.name, phase.reason) for phase in judged_phases(fleet, examinations) if phase.passed is Passed.FAIL]
     assert failed == [("links", "lost: n1")]
 
 
@@ -77,7 +77,7 @@ def test_a_node_that_never_came_still_fails_the_meeting() -> None:
     examinations = examined(2)
     results = (Result(find_check("rdzv-missing-node"), (Finding("n1 didn't come", evidence=(Evidence("x", "y"),)),)),)
     examinations[0] = msgspec.structs.replace(examinations[0], results=results)
-    failed = [one.name for one in judged_phases(make_fleet(2), examinations) if one.passed is Passed.FAIL]
+    failed = [phase.name for phase in judged_phases(make_fleet(2), examinations) if phase.passed is Passed.FAIL]
     assert failed == ["join"]
 
 
@@ -152,7 +152,7 @@ def test_a_node_that_was_refused_is_no_stranger() -> None:
                 pass
             while not any(stranger.startswith("127.0.0.8") for stranger in one.strangers):
                 await asyncio.sleep(0.01)
-            assert [other.address for other in one.doubles] == ["127.0.0.9"]
+            assert [double.address for double in one.doubles] == ["127.0.0.9"]
             assert len(one.strangers) == 1
             await one.gather(5)
             await finish(one, *tasks)

@@ -38,7 +38,7 @@ def fixtures() -> dict[str, Snapshot]:
     """Every sick host and near miss of the checks that netcheck judges by."""
     from ddpdoctor.checks.catalogue import all_checks
 
-    slugs = {one.slug for one in all_checks() if one.family in CHECK_FAMILIES}
+    slugs = {check.slug for check in all_checks() if check.family in CHECK_FAMILIES}
     return {case.id: case.snapshot() for case in host_cases() if case.slug in slugs}
 
 
@@ -147,7 +147,7 @@ def test_all_hosts_are_plausible() -> None:
 @pytest.mark.parametrize("name", healthy_names())
 def test_nothing_of_a_hostile_node_is_bare_in_a_command(name: str) -> None:
     snapshot = to_snapshot(poisoned(healthy_facts(name)))
-    assert not any("touch" in one for one in all_commands(plausible(snapshot)) if bare(one))
+    assert not any("touch" in command for command in all_commands(plausible(snapshot)) if bare(command))
 
 
 def test_a_hostile_word_takes_its_group_along_and_says_why() -> None:

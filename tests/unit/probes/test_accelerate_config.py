@@ -200,7 +200,7 @@ def test_check_names_the_file_and_the_line(tmp_path: Path) -> None:
     )
     environ = {**plain_environ(), "HOME": str(tmp_path)}
     done = ddpdoctor("check", "--quick", "--json", "--select", "launch", environ=environ)
-    found = {one["slug"]: one for one in json.loads(done.stdout)["findings"]}
+    found = {finding["slug"]: finding for finding in json.loads(done.stdout)["findings"]}
     assert done.returncode == 1
     refused, processes = found["accelerate-config-refused"], found["accelerate-config-processes"]
     assert refused["severity"] == "fail"
@@ -209,7 +209,7 @@ def test_check_names_the_file_and_the_line(tmp_path: Path) -> None:
     assert os.system(refused["fixes"][0]["commands"][0]) == 0
     assert yaml.safe_load(file.read_text())["mixed_precision"] == "no"
     done = ddpdoctor("check", "--quick", "--json", "--select", "launch", environ=environ)
-    assert "accelerate-config-refused" not in [one["slug"] for one in json.loads(done.stdout)["findings"]]
+    assert "accelerate-config-refused" not in [finding["slug"] for finding in json.loads(done.stdout)["findings"]]
 
 
 DEFAULT = "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nmixed_precision: bf16\nnum_processes: 2\n"

@@ -15,7 +15,7 @@ from ddpdoctor.probes.context import Context
 
 
 def by_purpose(found: Disks) -> dict[str, Disk]:
-    return {one.purpose: one for one in found.folders}
+    return {folder.purpose: folder for folder in found.folders}
 
 
 def test_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,7 +84,7 @@ def test_every_symbol_of_libtorch_python_is_found_in_the_real_torch() -> None:
         wanted = stack.enter_context(opened(TORCH / "libtorch_python.so")).undefined()
         assert len(wanted) > 3000
         # Of a CPU build libtorch_cpu.so and libc10.so; a CUDA build has more.
-        libraries = [stack.enter_context(opened(one)) for one in TORCH.glob("lib*.so") if "python" not in one.name]
+        libraries = [stack.enter_context(opened(path)) for path in TORCH.glob("lib*.so") if "python" not in path.name]
         assert [one for one in wanted if not any(library.exports(one) for library in libraries)] == []
 
 
@@ -94,7 +94,7 @@ def test_agrees_with_pyelftools_on_the_sections_of_real_files(small: Path) -> No
     for path in (small, Path(sys.executable).resolve(), *TORCH.glob("lib*.so"), *RECORDED.glob("*.so")):
         with path.open("rb") as file, mapped(path) as data:
             elf = ELFFile(file)
-            headers = {one.name: one.header for one in elf.iter_sections()}
+            headers = {section.name: section.header for section in elf.iter_sections()}
             assert sections(data) == {
                 name: (0, 0)
                 if one["sh_type"] == "SHT_NOBITS"
@@ -117,7 +117,7 @@ def test_agrees_with_the_whole_symbol_table_of_libc10() -> None:
 
     with (TORCH / "libc10.so").open("rb") as file, opened(TORCH / "libc10.so") as library:
         table = ELFFile(file).get_section_by_name(".dynsym")
-        symbols = [(one.name, one["st_shndx"] != "SHN_UNDEF") for one in table.iter_symbols() if one.name]
+        symbols = [(symbol.name, symbol["st_shndx"] != "SHN_UNDEF") for symbol in table.iter_symbols() if symbol.name]
     defined = {name for name, here in symbols if here}
     with opened(TORCH / "libc10.so") as library:
         assert len(defined) > 500

@@ -24,7 +24,7 @@ from ddpdoctor.probes import environment as module
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.environment import NAMES, PREFIXES, probe
 
-OURS = [one for one in all_checks() if one.family in ("settings", "launch")]
+OURS = [check for check in all_checks() if check.family in ("settings", "launch")]
 
 
 def look(root: Path, **environ: str) -> Environment:
@@ -45,7 +45,7 @@ def home_file() -> str:
 
 def test_only_settings_that_matter_are_kept(tmp_path: Path) -> None:
     found = look(tmp_path, NCCL_DEBUG="WARN", RANK="0", HOME="/home/ada", EDITOR="vi", SLURM_JOB_NAME="thesis")
-    assert [one.name for one in found.settings] == ["NCCL_DEBUG", "RANK"]
+    assert [setting.name for setting in found.settings] == ["NCCL_DEBUG", "RANK"]
 
 
 def test_secrets_are_taken_out(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_lines_that_nccl_takes_otherwise_than_meant(tmp_path: Path) -> None:
     text = 'export NCCL_DEBUG=INFO\nNCCL_ALGO = Ring\n  # no comment\nNCCL_SOCKET_IFNAME="eth0"\nNCCL_PROTO=LL\r\nTORCH_NCCL_BLOCKING_WAIT=1\n'
     write(tmp_path, "/etc/nccl.conf", text)
     found = look(tmp_path)
-    assert [(one.number, one.why) for one in found.ignored_lines] == [
+    assert [(line.number, line.why) for line in found.ignored_lines] == [
         (1, "name with spaces or export"),
         (2, "name with spaces or export"),
         (3, "no ="),

@@ -68,7 +68,7 @@ def test_gpu_below_a_bridge(tmp_path: Path) -> None:
         aer_dev_correctable="RxErr 7\nTOTAL_ERR_COR 71",
     )
     found = look(tmp_path)
-    assert [one.address for one in found.devices] == ["0000:00:01.0", "0000:01:00.0"]
+    assert [device.address for device in found.devices] == ["0000:00:01.0", "0000:01:00.0"]
     assert found.nvidia_gpus == (
         PciDevice(
             address="0000:01:00.0",
@@ -103,8 +103,8 @@ def test_only_what_matters_is_kept(tmp_path: Path) -> None:
     add(tmp_path, "0000:00:0a.0", **BRIDGE)
     add(tmp_path, "0000:00:0a.0/0000:0a:00.0", vendor="0x15b3", device="0x1021", **{"class": "0x020700"})
     found = look(tmp_path)
-    assert [one.address[5:10] for one in found.devices] == ["00:02", "00:03", "00:04", "00:05", "0a:00"]
-    assert [one.address[5:10] for one in found.nvswitches] == ["00:03"]
+    assert [device.address[5:10] for device in found.devices] == ["00:02", "00:03", "00:04", "00:05", "0a:00"]
+    assert [nvswitch.address[5:10] for nvswitch in found.nvswitches] == ["00:03"]
     assert [one.address[5:10] for one in found.amd_gpus] == ["00:05"]
     assert found.nvidia_gpus == ()
 

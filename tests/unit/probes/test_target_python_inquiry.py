@@ -54,11 +54,11 @@ def test_python_2_could_parse_it() -> None:
             assert not node.args.posonlyargs
             assert not any(argument.annotation for argument in node.args.args)
         if isinstance(node, ast.Call):
-            assert not (node.keywords and any(isinstance(one, ast.Starred) for one in node.args))
+            assert not (node.keywords and any(isinstance(argument, ast.Starred) for argument in node.args))
             many = [index for index, one in enumerate(node.keywords) if one.arg is None]
             assert not many or (len(node.args) == 0 and many == [len(node.keywords) - 1]), ast.unparse(node)
         if isinstance(node, (ast.List, ast.Tuple, ast.Set)) and isinstance(getattr(node, "ctx", None), ast.Load):
-            assert not any(isinstance(one, ast.Starred) for one in node.elts)
+            assert not any(isinstance(elt, ast.Starred) for elt in node.elts)
         if isinstance(node, ast.Dict):
             assert None not in node.keys
         if isinstance(node, ast.Raise):

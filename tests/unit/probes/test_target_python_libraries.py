@@ -169,7 +169,7 @@ def cuda_venv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Pat
     stubs = tmp_path / "stubs"
     for name in ("libnccl.so.2", "libcusparse.so.12", "libcuda.so.1", "libnowhere.so.7", "libspack.so.1"):
         build(stubs / name, "", f"-Wl,-soname,{name}")
-    needs = [f"-L{stubs}", "-Wl,--no-as-needed", *(f"-l:{one.name}" for one in sorted(stubs.iterdir()))]
+    needs = [f"-L{stubs}", "-Wl,--no-as-needed", *(f"-l:{path.name}" for path in sorted(stubs.iterdir()))]
     build(site / "torch" / "lib" / "libtorch_cuda.so", "", *needs, "-lstdc++", "-Wl,-rpath,$ORIGIN/../../spack")
     build(
         site / "nvidia" / "nccl" / "lib" / "libnccl.so.2", 'const char *v(void){return "NCCL version 2.21.5+cuda12.4";}'

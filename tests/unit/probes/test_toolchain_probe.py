@@ -79,7 +79,7 @@ def test_torchs_order_of_homes(host: Host) -> None:
     assert host.look(CUDA_HOME="", CUDA_PATH="/opt/path").cuda_home == "/opt/path"
     assert host.look().cuda_home == "/usr"
     assert host.look(PATH="/bin").cuda_home == "/usr/local/cuda"
-    first = [(one.version, one.found_by) for one in host.look(**every).nvccs]
+    first = [(nvcc.version, nvcc.found_by) for nvcc in host.look(**every).nvccs]
     assert first == [("12.0", "CUDA_HOME"), ("12.2", "PATH"), ("12.3", "/usr/local/cuda")]
 
 
@@ -112,14 +112,14 @@ def test_a_home_without_nvcc_is_still_torchs_choice(host: Host) -> None:
     found = host.look(CUDA_HOME="/usr/local/cuda-12.1")
     assert found.cuda_home == "/usr/local/cuda-12.1"
     assert found.nvcc is None
-    assert [(one.path, one.gcc_max) for one in found.nvccs] == [("/usr/local/cuda-12.8/bin/nvcc", 14)]
+    assert [(nvcc.path, nvcc.gcc_max) for nvcc in found.nvccs] == [("/usr/local/cuda-12.8/bin/nvcc", 14)]
 
 
 def test_links_to_one_toolkit_count_once(host: Host) -> None:
     host.nvcc("/usr/local/cuda-13.0", "13.0", gcc=15)
     (host.root / "usr/local/cuda").symlink_to("cuda-13.0")
     found = host.look()
-    assert [(one.path, one.gcc_max) for one in found.nvccs] == [("/usr/local/cuda/bin/nvcc", 15)]
+    assert [(nvcc.path, nvcc.gcc_max) for nvcc in found.nvccs] == [("/usr/local/cuda/bin/nvcc", 15)]
     assert found.nvcc == found.nvccs[0]
     assert found.nvcc.whole
 
@@ -333,7 +333,7 @@ def test_another_users_compiler_runs_as_that_user_and_counts(shared: Path, ada: 
     found = toolchain(**{setting: values.get(setting, f"ccache {shared}/adas/bin/g++")})
     assert set(record.read_text().split()) == {str(ada.uid)}
     if setting in ("CUDA_HOME", "CONDA_PREFIX", "PATH"):
-        assert any(one.version == "12.4" and one.path.startswith(str(shared)) for one in found.nvccs)
+        assert any(nvcc.version == "12.4" and nvcc.path.startswith(str(shared)) for nvcc in found.nvccs)
     if setting == "CXX":
         assert found.compiler == Compiler(path=f"{shared}/adas/bin/g++", kind="gcc", version="12.4", found_by="CXX")
 

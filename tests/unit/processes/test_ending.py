@@ -62,7 +62,7 @@ def look_at(process: subprocess.Popen[str], **facts: Any) -> LeftoverLook:
 
 def ended(first: LeftoverLook, second: LeftoverLook | None = None) -> list[LeftoverEnding]:
     """What became of all that the first look proves."""
-    chosen = [one for one in first.leftovers if one.proven]
+    chosen = [leftover for leftover in first.leftovers if leftover.proven]
     assert chosen
     ending = Endings()
     then = second or msgspec.structs.replace(first, at=first.at + 10)
@@ -144,7 +144,7 @@ def test_stopped_before_the_second_look_nothing_is_ended(sleeper: subprocess.Pop
 
     first, ending = look_at(sleeper), Endings()
     with pytest.raises(StoppedBySignal):
-        end([one for one in first.leftovers if one.proven], first, stop, ending)
+        end([leftover for leftover in first.leftovers if leftover.proven], first, stop, ending)
     assert not ending.describe()
     assert lives(sleeper)
 

@@ -28,7 +28,7 @@ def remarks(*listed: Process, on: Gpus | Unknown = NO_GPUS) -> tuple[Remark, ...
 
 def oddities(*listed: Process, on: Gpus | Unknown = NO_GPUS) -> dict[Oddity, tuple[int, ...]]:
     """What stands out, to the ranks of which that is said."""
-    return {one.oddity: one.ranks for one in remarks(*listed, on=on)}
+    return {remark.oddity: remark.ranks for remark in remarks(*listed, on=on)}
 
 
 def test_of_a_healthy_job_nothing_stands_out() -> None:
@@ -112,7 +112,7 @@ def test_started_by_hand_they_are_no_orphans() -> None:
     """With nohup, say: there is no launcher that could be missing."""
     told = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
     idle = {"recent_cpu": 0.0, "recent_bytes": 0, "recent_switches": 0, "devices": ()}
-    settings = tuple(one for one in RANKS[0].settings if one.name in told)  # type: ignore[union-attr]
+    settings = tuple(setting for setting in RANKS[0].settings if setting.name in told)  # type: ignore[union-attr]
     (one,) = remarks(*(rank(number, parent=1, settings=settings, **idle) for number in range(4)))
     assert (one.oddity, one.ranks, one.severity) == (Oddity.BY_HAND, (0, 1, 2, 3), INFO)
     by_slurm = RankPlace(rank=0, world_size=1, source="SLURM_PROCID")

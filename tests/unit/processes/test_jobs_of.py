@@ -59,7 +59,7 @@ def jobs(*listed: Process) -> list[TrainingJob]:
 
 
 def named(*listed: Process) -> dict[str, list[int]]:
-    return {job.name: [one.pid for one in job.ranks] for job in jobs(*listed)}
+    return {job.name: [rank.pid for rank in job.ranks] for job in jobs(*listed)}
 
 
 def test_none() -> None:
@@ -68,7 +68,7 @@ def test_none() -> None:
 
 def test_under_a_launcher_through_a_shell() -> None:
     (job,) = jobs(launcher(10), rank(20, 1, parent=10), rank(21, 0, parent=15), other(15, 10))
-    assert (job.name, [one.pid for one in job.ranks]) == ("10", [21, 20])
+    assert (job.name, [rank.pid for rank in job.ranks]) == ("10", [21, 20])
     assert job.launcher
     assert job.launchers == (job.launcher,)
 
@@ -143,8 +143,8 @@ def test_parts_in_several_containers() -> None:
         launcher(11),
         *(rank(30 + count, 2 + count, 4, parent=11, local=count, here=2, network="net:[2]") for count in range(2)),
     )
-    assert [one.pid for one in job.ranks] == [20, 21, 30, 31]
-    assert [one.pid for one in job.launchers] == [10, 11]
+    assert [rank.pid for rank in job.ranks] == [20, 21, 30, 31]
+    assert [launcher.pid for launcher in job.launchers] == [10, 11]
     assert (job.name, job.expected, job.missing) == ("10", (0, 1, 2, 3), ())
 
 
@@ -182,7 +182,7 @@ def test_lightning() -> None:
     """The first rank has started the others, and its own settings tell of no meeting point."""
     first = rank(10, 0, source="its children's LOCAL_RANK", MASTER_ADDR=None, MASTER_PORT=None, WORLD_SIZE=None)
     (job,) = jobs(first, rank(20, 1, 3, parent=10, source="LOCAL_RANK"), rank(21, 2, 3, parent=10, source="LOCAL_RANK"))
-    assert [one.pid for one in job.ranks] == [10, 20, 21]
+    assert [rank.pid for rank in job.ranks] == [10, 20, 21]
 
 
 def test_without_a_meeting_point() -> None:
@@ -227,7 +227,7 @@ def with_sockets(*circles: tuple[int, ...], of: list[Process]) -> list[Process]:
 def test_runs_from_one_shell_are_told_apart_by_their_sockets() -> None:
     ranks = [rank(20 + at, at // 2, parent=5, **NOBODY_SAYS_WHERE) for at in range(4)]
     assert named(*with_sockets((20, 22), (21, 23), of=ranks)) == {"20": [20, 22], "21": [21, 23]}
-    placeless = [msgspec.structs.replace(one, place=None) for one in ranks]
+    placeless = [msgspec.structs.replace(rank, place=None) for rank in ranks]
     assert named(*with_sockets((20, 22), (21, 23), of=placeless)) == {"20": [20, 22], "21": [21, 23]}
     # One rank 1 too many, and all of them have met.
     (doubled,) = jobs(*with_sockets((20, 22, 23), of=[ranks[0], *ranks[2:]]))
@@ -256,7 +256,7 @@ def test_dead_ranks_are_not_missing() -> None:
         launcher(10), rank(20, 0, parent=10, local=0, here=2), rank(21, 1, parent=10, state="Z", source=ORDER)
     )
     assert job.missing == ()
-    assert [one.state for one in job.ranks] == ["S", "Z"]
+    assert [rank.state for rank in job.ranks] == ["S", "Z"]
 
 
 def test_a_dead_rank_is_of_its_siblings_job() -> None:
@@ -275,4 +275,4 @@ def test_absurd_settings() -> None:
     (job,) = jobs(rank(20, 5, 10**15, local=5, here=10**15, MASTER_ADDR="127.0.0.1"))
     assert len(job.expected) <= 4096
     hidden = Process(pid=1, start=1, parent=1, role=ProcessRole.RANK, settings=Unknown("Permission denied"))
-    assert [one.name for one in jobs(hidden)] == ["1"]
+    assert [job.name for job in jobs(hidden)] == ["1"]

@@ -224,11 +224,11 @@ def test_quiet_and_json() -> None:
     assert told["command"] == "jobs"
     assert told["verdict"] == "fail"
     (job,) = told["jobs"]
-    assert [each["pid"] for each in job["launchers"]] == [4711]
-    assert [each["rank"] for each in job["ranks"]] == [0, 1, 2, 3]
+    assert [launcher["pid"] for launcher in job["launchers"]] == [4711]
+    assert [rank["rank"] for rank in job["ranks"]] == [0, 1, 2, 3]
     assert job["ranks"][2]["remarks"] == ["stopped"]
     assert job["remarks"][0]["severity"] == "fail"
-    assert "rank-not-running" in {each["slug"] for each in told["findings"]}
+    assert "rank-not-running" in {finding["slug"] for finding in told["findings"]}
 
 
 def test_json_has_what_each_rank_holds() -> None:
@@ -314,7 +314,7 @@ def test_what_a_process_waits_for() -> None:
 
 
 def test_the_checks_of_jobs_are_those_that_judge_running_ones() -> None:
-    slugs = {one.slug for one in checks_of_jobs(catalogue())}
+    slugs = {job.slug for job in checks_of_jobs(catalogue())}
     assert {"rank-not-running", "gpu0-extra-contexts", "duplicate-gpu"} <= slugs
     assert slugs <= {one.slug for one in select()}
 

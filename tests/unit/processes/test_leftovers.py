@@ -134,7 +134,7 @@ def test_segments_are_told_together_by_owner() -> None:
 def test_only_ones_own_segments_are_for_check_to_remove() -> None:
     processes, _ = Host(Random(1)).facts()
     (finding,) = find_check("shm-stale-segments").predicate(segments(ME, 0), processes)
-    assert [(one.commands, one.appliable) for one in finding.fixes] == [
+    assert [(fix.commands, fix.appliable) for fix in finding.fixes] == [
         (("ddpdoctor zombies --kill /dev/shm/nccl-3XkQz0",), True),
         (("rm -f /dev/shm/nccl-3XkQz1",), False),
     ]
@@ -142,7 +142,7 @@ def test_only_ones_own_segments_are_for_check_to_remove() -> None:
 
 def doubts(names: tuple[str, ...], **said: Any) -> list[tuple[str, ...]]:
     """Of segments of these names, which are ours. said: of /dev/shm."""
-    found = tuple(Segment(path=f"/dev/shm/{one}", uid=ME, age=99.0, device=1, inode=7) for one in names)
+    found = tuple(Segment(path=f"/dev/shm/{name}", uid=ME, age=99.0, device=1, inode=7) for name in names)
     shared = msgspec.structs.replace(ROOM, stale=tuple(one.path for one in found), segments=found, **said)
     return [one.doubts for one in leftovers_of(*Host(Random(1)).facts(), shared) if one.kind is LeftoverKind.SEGMENT]
 

@@ -22,12 +22,12 @@ from tests.support.process_trees import (
 
 
 def proven(host: Host) -> list[Leftover]:
-    return [one for one in left_by_processes(*host.facts()) if one.proven]
+    return [process for process in left_by_processes(*host.facts()) if process.proven]
 
 
 def wrongly_ended(host: Host) -> list[str]:
     """Whom `--kill` would end though the host's maker says that it lives."""
-    names = {one.identity: f"{one.name} {one.pid} {one.command}" for one in host.processes}
+    names = {process.identity: f"{process.name} {process.pid} {process.command}" for process in host.processes}
     ended = [identity for one in proven(host) for identity in (one.identity, *one.children) if identity]
     return [names[one] for one in ended if one not in host.dead]
 
@@ -69,8 +69,8 @@ def test_an_orphan_is_named_whoever_adopted_it(fill: Filler) -> None:
     for seed in range(60):
         host = Host(Random(seed))
         fill(host)
-        parents = {one.identity: one.parent for one in host.processes}
-        found = {one.identity: one for one in left_by_processes(*host.facts()) if one.identity}
+        parents = {process.identity: process.parent for process in host.processes}
+        found = {process.identity: process for process in left_by_processes(*host.facts()) if process.identity}
         assert host.named <= found.keys(), f"seed {seed}"
         for identity in host.named:
             assert not found[identity].proven

@@ -42,7 +42,7 @@ def test_both_in_collectives_are_proven() -> None:
 def test_one_elsewhere_is_a_doubt_for_all(stack: tuple[Frame, ...]) -> None:
     host, found = two_ranks(stack=stack)
     first = listed(host).listed[
-        [one.place is not None and one.place.rank == 0 for one in listed(host).listed].index(True)
+        [entry.place is not None and entry.place.rank == 0 for entry in listed(host).listed].index(True)
     ]
     words = {one.pid: " ".join(one.doubts) for one in found}
     assert len(found) == 2

@@ -21,8 +21,8 @@ def waiting(*threads: ThreadActivity, rest: int = 0, cores: float = 0.0, **more:
     """A rank of these polling threads; what its other threads do together."""
     facts = {
         "recent_threads": threads,
-        "recent_switches": sum(one.switches for one in threads) + rest,
-        "recent_cpu": sum(one.cpu for one in threads) + cores,
+        "recent_switches": sum(thread.switches for thread in threads) + rest,
+        "recent_cpu": sum(thread.cpu for thread in threads) + cores,
         "recent_bytes": 0,
         "writes_to": (),
     }

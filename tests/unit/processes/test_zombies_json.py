@@ -56,7 +56,7 @@ def test_whatever_is_left_over_is_a_finding_with_a_fix() -> None:
         assert one["cause"]
         assert one["evidence"]
         assert one["fixes"]
-    assert [one["slug"] for one in told["findings"]] == [catalogue().slug_for(one.kind) for one in found]
+    assert [finding["slug"] for finding in told["findings"]] == [catalogue().slug_for(one.kind) for one in found]
 
 
 def test_nothing_left_is_no_finding() -> None:

@@ -167,7 +167,7 @@ def test_json_follows_the_published_schema(name: str) -> None:
 
 def test_json_of_every_sick_fixture_follows_the_schema() -> None:
     snapshots = [case.snapshot() for case in host_cases(kind="sick-")]
-    examinations = [examine(one, 8, all_checks()) for one in snapshots]
+    examinations = [examine(snapshot, 8, all_checks()) for snapshot in snapshots]
     check_json_of(build_report("check", examinations, ["node9.json: truncated"]))
     # What differs between them stands in the findings; the rest is long, and the same.
     for one in examinations:
@@ -214,14 +214,14 @@ def test_json_holds_what_the_contract_names() -> None:
 
 def test_several_hosts_name_the_node() -> None:
     report = build_report("check", [made(FINDING), made()])
-    assert [one.node for one in report.findings] == ["node01"]
+    assert [finding.node for finding in report.findings] == ["node01"]
     assert report.passed == ()
 
 
 def test_two_snapshots_of_one_host_are_told_apart() -> None:
     report = build_report("check", [made(FINDING), made(), made(FINDING)], with_facts=True)
     assert report.host == "node01, node01 (2), node01 (3)"
-    assert [one.node for one in report.findings] == ["node01", "node01 (3)"]
+    assert [finding.node for finding in report.findings] == ["node01", "node01 (3)"]
     assert isinstance(report.facts, dict)
     assert list(report.facts) == ["node01", "node01 (2)", "node01 (3)"]
     assert "node01 (3): made-up: it broke" in on_terminal(made(FINDING), made(), made(FINDING), quiet=True)

@@ -133,7 +133,7 @@ def test_who_was_killed_before_the_run_confirms_nothing() -> None:
         Snapshot(host="node0", kernel_log=kernel, cgroup=Cgroup(version=2, oom_kills=7)), 19.0, killed=5
     )
     assert isinstance(found.kernel_log, KernelLog)
-    assert [one.age for one in found.kernel_log.lines] == [15.0, -1.0, 9000.0]
+    assert [line.age for line in found.kernel_log.lines] == [15.0, -1.0, 9000.0]
     assert isinstance(found.cgroup, Cgroup)
     assert found.cgroup.oom_kills == 2
 

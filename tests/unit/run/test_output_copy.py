@@ -17,8 +17,8 @@ from ddpdoctor.run.shared_output import SharedOutput
 @given(st.lists(st.binary(max_size=50), max_size=30), st.integers(1, 40), st.integers(1, 40))
 def test_the_copy_is_the_beginning_and_the_end(pieces: list[bytes], head: int, tail: int) -> None:
     shared = SharedOutput(head, tail)
-    for one in pieces:
-        shared.keep(one)
+    for piece in pieces:
+        shared.keep(piece)
     whole = b"".join(pieces)
     behind = whole[head:]
     assert shared.copy() == (whole[:head], max(0, len(behind) - tail), behind[-tail:])

@@ -66,7 +66,7 @@ def beside_a_sliced_one() -> Snapshot:
     return msgspec.structs.replace(one, gpus=msgspec.structs.replace(one.gpus, devices=(*one.gpus.devices, ninth)))
 
 
-SLICES = ",".join(one.uuid for one in host("a100-mig").gpus.devices[0].mig_instances)  # type: ignore[union-attr]
+SLICES = ",".join(instance.uuid for instance in host("a100-mig").gpus.devices[0].mig_instances)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_nccl_that_torch_lacks_is_explained_before_the_start() -> None:
     ((check, _, finding),) = own_findings(hindered)
     assert (check.slug, finding.summary) == ("smoke-not-on-gpus", f"1 rank is to run over NCCL, but {NO_NCCL}")
     commands = [command for fix in finding.fixes for command in fix.commands]
-    assert [one.partition(" --python")[0] for one in commands] == [
+    assert [command.partition(" --python")[0] for command in commands] == [
         "ddpdoctor explain nccl-not-built",
         "ddpdoctor smoke --nproc 1 --backend gloo",
     ]

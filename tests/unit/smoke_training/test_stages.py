@@ -15,7 +15,7 @@ def test_without_a_name_all_are_run() -> None:
 def test_any_one_comes_with_its_frame_and_what_it_needs_in_order(name: str) -> None:
     found = chosen_stages([name])
     assert {name, *ALWAYS_RUN} <= set(found)
-    assert [one for one in STAGES if one in found] == list(found)
+    assert [stage for stage in STAGES if stage in found] == list(found)
     for one in found:
         assert set(PREREQUISITES.get(one, ())) <= set(found)
 

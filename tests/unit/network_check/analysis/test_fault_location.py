@@ -51,7 +51,7 @@ def fleet(
     reach = tuple(
         Reach(
             kind="route",
-            addresses=tuple(one.address for one in nodes),
+            addresses=tuple(node.address for node in nodes),
             ports=(40000 + port,) * size,
             rows=tuple(
                 "".join("-" if i == j else cells[i, j][port] if (i, j) in cells else "." for j in range(size))
@@ -72,11 +72,11 @@ def row(node: int, size: int) -> set[tuple[int, int]]:
 
 
 def blocked(found: ReachFaults) -> list[tuple[int, Way]]:
-    return [(one.node, one.way) for one in found.blocks]
+    return [(block.node, block.way) for block in found.blocks]
 
 
 def links(found: ReachFaults) -> list[tuple[tuple[int, ...], tuple[int, ...], bool]]:
-    return [(one.here, one.there, one.both) for one in found.cuts]
+    return [(cut.here, cut.there, cut.both) for cut in found.cuts]
 
 
 def test_all_is_well() -> None:
@@ -108,7 +108,7 @@ def test_two_nodes_of_one_kind(size: int, way: Way) -> None:
 def test_one_node_each_way(size: int) -> None:
     found = locate_faults(fleet(size, column(0, size) | row(3, size)))
     assert blocked(found) == [(0, IN), (3, OUT)]
-    assert [one.other_way for one in found.blocks] == [True, True]
+    assert [block.other_way for block in found.blocks] == [True, True]
 
 
 @pytest.mark.parametrize("size", [3, 8, 128])
@@ -116,11 +116,11 @@ def test_all_nodes(size: int) -> None:
     every = [pair for node in range(size) for pair in column(node, size)]
     found = locate_faults(fleet(size, every))
     assert blocked(found) == [(node, IN) for node in range(size)]
-    assert {one.other_way for one in found.blocks} == {None}
+    assert {block.other_way for block in found.blocks} == {None}
     lost = PORTS * SYN * (size - 1)
     told = locate_faults(fleet(size, every, counted=True, untransmitted=dict.fromkeys(range(size), lost)))
     assert blocked(told) == [(node, OUT) for node in range(size)]
-    assert {one.where for one in told.blocks} == {HERE}
+    assert {block.where for block in told.blocks} == {HERE}
 
 
 # --- two nodes: the counters ---------------------------------------------------------------------------------------------
@@ -201,8 +201,8 @@ def test_where_noise_hides_it_a_node_is_not_acquitted_either() -> None:
 def test_of_two_links_that_fail_at_one_node(taken: int, where: LostPackets) -> None:
     """Its kernel took the packets of both, of one of them, or of none."""
     cuts = locate_faults(fleet(8, [(1, 4), (2, 4)], counted=True, undelivered={4: taken})).cuts
-    assert [one.there for one in cuts] == [(4,), (4,)]
-    assert {one.where_there for one in cuts} == {where}
+    assert [cut.there for cut in cuts] == [(4,), (4,)]
+    assert {cut.where_there for cut in cuts} == {where}
 
 
 @pytest.mark.parametrize("idle", [0, 6])
@@ -272,12 +272,12 @@ def test_a_filter_that_takes_answers_alone(way: Way) -> None:
 def test_where_output_isnt_counted_who_took_the_answers_stays_open() -> None:
     """Before Linux 6.8; node 1 fails both ways, and let in all that came."""
     made = fleet(4, column(1, 4) | row(1, 4), counted=True)
-    nodes = tuple(msgspec.structs.replace(one, untransmitted=None) for one in made.nodes)
+    nodes = tuple(msgspec.structs.replace(node, untransmitted=None) for node in made.nodes)
     found = locate_faults(msgspec.structs.replace(made, nodes=nodes))
-    assert {(one.node, one.way): one.where for one in found.blocks}[1, IN] is LostPackets.DOUBTFUL
+    assert {(block.node, block.way): block.where for block in found.blocks}[1, IN] is LostPackets.DOUBTFUL
     # Where what it sends passes, its answers do.
     made = fleet(4, column(1, 4), counted=True)
-    nodes = tuple(msgspec.structs.replace(one, untransmitted=None) for one in made.nodes)
+    nodes = tuple(msgspec.structs.replace(node, untransmitted=None) for node in made.nodes)
     (one,) = locate_faults(msgspec.structs.replace(made, nodes=nodes)).blocks
     assert one.where is ELSEWHERE
 
@@ -285,7 +285,7 @@ def test_where_output_isnt_counted_who_took_the_answers_stays_open() -> None:
 def test_whose_peers_took_the_packets_themselves_is_not_named() -> None:
     found = locate_faults(fleet(3, [(0, 1), (2, 1)], counted=True, untransmitted={0: 9, 2: 9}))
     assert not found.blocks
-    assert [(one.here, one.where_here, one.way_here) for one in found.cuts] == [((0,), HERE, OUT), ((2,), HERE, OUT)]
+    assert [(cut.here, cut.where_here, cut.way_here) for cut in found.cuts] == [((0,), HERE, OUT), ((2,), HERE, OUT)]
 
 
 def test_neither_kernel_took_the_packets() -> None:
@@ -360,7 +360,7 @@ def test_sparse_links_blame_no_node() -> None:
     bad = set(chance.sample(pairs, 60))
     found = locate_faults(fleet(64, bad))
     assert not found.blocks
-    assert {(i, j) for one in found.cuts for i in one.here for j in one.there} <= bad | {(j, i) for i, j in bad}
+    assert {(i, j) for cut in found.cuts for i in cut.here for j in cut.there} <= bad | {(j, i) for i, j in bad}
 
 
 def test_large_messages_that_stall_are_no_filter() -> None:
@@ -378,7 +378,9 @@ def test_every_failure_is_told_and_no_more(made: tuple[int, set[tuple[int, int]]
     """Blocks and cuts together name each bad pair, and no pair that isn't bad; no node is blamed for less than 80 %."""
     size, bad, counted = made
     found = locate_faults(fleet(size, bad, counted=counted))
-    told = {(peer, one.node) if one.way is IN else (one.node, peer) for one in found.blocks for peer in one.peers}
+    told = {
+        (peer, block.node) if block.way is IN else (block.node, peer) for block in found.blocks for peer in block.peers
+    }
     for cut in found.cuts:
         forth = {(i, j) for i in cut.here for j in cut.there}
         told |= forth | ({(j, i) for i, j in forth} if cut.both else set())

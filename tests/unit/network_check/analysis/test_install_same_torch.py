@@ -62,7 +62,7 @@ def test_what_conda_forge_built_comes_from_there() -> None:
 
 @pytest.mark.parametrize("torch", ["2.14.0.dev20261120+cu130", "2.9.0a0+gitabc", "2.6.0+rocm6.4.git76481f7c", "main"])
 def test_no_command_for_what_no_index_has(torch: str) -> None:
-    assert not any("pip install" in one for one in commands(torch))
+    assert not any("pip install" in command for command in commands(torch))
 
 
 def test_an_environment_where_pip_is_kept_out_and_pip_where_there_is_none() -> None:

@@ -79,7 +79,7 @@ def test_what_may_have_been_a_busy_cpu_is_looked_at_before_a_bad_node() -> None:
     links = {pair: link(*pair) for pair in combinations(range(6), 2)}
     links |= {(0, 1): link(0, 1, 90.0), (2, 5): link(2, 5, 0.4), (3, 5): link(3, 5, 2.0), (4, 5): link(4, 5, 9.0)}
     links |= {(0, 5): link(0, 5, 4.0), (1, 5): link(1, 5, 5000.0)}
-    assert [(one.a, one.b) for one in doubtful_links(Fleet(links=tuple(links.values())))][:2] == [(0, 1), (2, 5)]
+    assert [(link.a, link.b) for link in doubtful_links(Fleet(links=tuple(links.values())))][:2] == [(0, 1), (2, 5)]
 
 
 def test_who_needs_no_more_rounds() -> None:
@@ -102,7 +102,9 @@ def test_a_straggler_explains_its_link_that_could_not_be_measured() -> None:
     links[1], links[3] = link(0, 2, 13.0), link(1, 2, 9.0)
     links[5] = link(2, 3, -1.0, error="no answer in time")
     fleet = Fleet(links=tuple(links))
-    assert [(one.rank, len(one.links), one.fails) for one in stragglers(fleet)] == [(2, 3, True)]
+    assert [(straggler.rank, len(straggler.links), straggler.fails) for straggler in stragglers(fleet)] == [
+        (2, 3, True)
+    ]
     assert not link_troubles(fleet)
 
 
@@ -114,14 +116,14 @@ def test_virtual_nodes_are_as_fast_as_a_busy_cpu(virtual: bool, qdisc: str, foun
         Node(rank=rank, host=f"n{rank}", address=f"10.0.0.{rank}", interface="eth0", virtual=virtual, qdisc=qdisc)
         for rank in range(4)
     ]
-    assert [one.rank for one in stragglers(Fleet(nodes=tuple(nodes), links=tuple(links)))] == found
+    assert [straggler.rank for straggler in stragglers(Fleet(nodes=tuple(nodes), links=tuple(links)))] == found
 
 
 @pytest.mark.parametrize(("slower", "found"), [(150.0, [2]), (190.0, [2]), (210.0, []), (390.0, [])])
 def test_of_three_the_slowest_is_held_against_the_link_of_the_others(slower: float, found: list[int]) -> None:
     """Two of the three links are its own: the usual rate is half its own doing."""
     fleet = Fleet(links=(link(0, 1, 400.0), link(0, 2, slower), link(1, 2, 0.98 * slower)))
-    assert [one.rank for one in stragglers(fleet)] == found
+    assert [straggler.rank for straggler in stragglers(fleet)] == found
 
 
 def test_the_many_links_of_a_slow_network_are_not_all_measured_again() -> None:

@@ -88,7 +88,7 @@ def test_only_settings_that_concern_other_nodes_travel_and_the_winner_counts() -
         Setting("NCCL_SOCKET_IFNAME", "eth0"),
     )
     one = node(Snapshot(environment=Environment(settings=settings)))
-    assert [(each.name, each.value) for each in one.settings] == [
+    assert [(setting.name, setting.value) for setting in one.settings] == [
         ("NCCL_ALGO", "Ring"),
         ("NCCL_PROTO", "Simple"),
         ("NCCL_SOCKET_IFNAME", "eth0"),
@@ -96,7 +96,7 @@ def test_only_settings_that_concern_other_nodes_travel_and_the_winner_counts() -
 
 
 def test_the_groups_cover_what_the_checks_of_netcheck_need() -> None:
-    needed = {group for one in all_checks() if one.family in CHECK_FAMILIES for group in one.groups}
+    needed = {group for check in all_checks() if check.family in CHECK_FAMILIES for group in check.groups}
     # Who holds a port is told of the own host alone: no list of processes is sent to others. No node reads a log.
     assert needed - {"fleet", "meeting", "processes", "log"} <= set(FACT_GROUPS)
 

@@ -74,7 +74,7 @@ def test_a_peer_is_reached_on_ports_spread_over_the_range() -> None:
             return opened, await met(opened.places[0])
 
     opened, found = asyncio.run(go())
-    assert [one.kind for one in opened.places] == ["route", "nccl"]
+    assert [place.kind for place in opened.places] == ["route", "nccl"]
     assert [(port - 32768) * 3 // 28232 for port in opened.places[0].ports] == [0, 1, 2]
     assert len(opened.places[1].ports) == 1
     assert (found.cells, found.words) == ("...", "")
@@ -86,7 +86,7 @@ def test_an_address_that_isnt_here_is_said() -> None:
             return opened
 
     opened = asyncio.run(go())
-    assert [one.kind for one in opened.places] == ["gloo"]
+    assert [place.kind for place in opened.places] == ["gloo"]
     assert opened.errors == ("192.0.2.1: Cannot assign requested address",)
 
 
@@ -97,7 +97,7 @@ def test_an_address_that_nccl_could_not_take_spoils_no_route(address: str) -> No
             return opened
 
     opened = asyncio.run(go())
-    assert [one.kind for one in opened.places] == ["route"]
+    assert [place.kind for place in opened.places] == ["route"]
     assert not opened.errors
 
 

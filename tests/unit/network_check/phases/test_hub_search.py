@@ -313,7 +313,7 @@ def test_a_resolver_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch) -
 def test_one_side_alone_looks_twice_where_nobody_answers() -> None:
     (port,) = free_ports()
     found = asyncio.run(look_at_master(HERE, port))
-    assert [(one.met, one.tries) for one in found.attempts] == [(ConnectOutcome.REFUSED, 2)]
+    assert [(attempt.met, attempt.tries) for attempt in found.attempts] == [(ConnectOutcome.REFUSED, 2)]
     assert found.waited < 5
 
 

@@ -78,4 +78,4 @@ def test_nccl_is_not_waited_for_where_it_is_known_to_fail(
     session.snapshots = {0: gpus, 1: gpus}
     asyncio.run(led.run_collectives(reach, good))
     assert led.ran == (("gloo",) if reason else ("gloo", "nccl"))
-    assert [one.reason for one in session.phases] == ([reason] if reason else [])
+    assert [phase.reason for phase in session.phases] == ([reason] if reason else [])

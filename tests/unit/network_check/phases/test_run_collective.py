@@ -36,7 +36,7 @@ def run(*orders: Collect, python: str = sys.executable, environ: Mapping[str, st
     """What becomes of these, carried out at once."""
 
     async def all_of_them() -> list[Came]:
-        ranks = (collect(one, python=python, environ={**os.environ, **(environ or {})}) for one in orders)
+        ranks = (collect(order, python=python, environ={**os.environ, **(environ or {})}) for order in orders)
         return list(await asyncio.gather(*ranks))
 
     return asyncio.run(all_of_them())

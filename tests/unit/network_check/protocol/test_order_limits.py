@@ -199,8 +199,8 @@ def test_a_peer_elsewhere_is_not_at_the_addresses_of_node_0() -> None:
 )
 def test_the_first_order_names_all_places_of_all_peers(orders: Sequence[Order], words: str) -> None:
     own = limits()
-    for one in orders[:-1]:
-        own.check(one)
+    for order in orders[:-1]:
+        own.check(order)
     with pytest.raises(RefusedOrderError, match=words):
         own.check(orders[-1])
 
@@ -231,7 +231,10 @@ def test_what_a_hub_orders_is_carried_out(nnodes: int) -> None:
     for _ in range(COUNTED_DIALS):
         own.check(
             dial(
-                *(Peer(one.node, one.host, (ListenAddress("route", one.places[0].address, (40001,)),)) for one in peers)
+                *(
+                    Peer(peer.node, peer.host, (ListenAddress("route", peer.places[0].address, (40001,)),))
+                    for peer in peers
+                )
             )
         )
     for _ in range(16 + 64):

@@ -189,7 +189,7 @@ def test_gone_meanwhile(tree: Tree) -> None:
     (tree.root / "proc" / "22" / "stat").write_bytes(b"22 (python3) S x y z")
     found = tree.look()
     assert found.count == 1
-    assert [one.pid for one in found.listed] == [20]
+    assert [entry.pid for entry in found.listed] == [20]
 
 
 def test_no_proc(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_those_that_do_not_matter(tree: Tree) -> None:
     tree.add(40, 10, b"python3\0app.py\0")
     tree.add(50, 10, b"vim\0", executable="/usr/bin/vim")
     found = tree.look()
-    assert [one.pid for one in found.listed] == [1, 10, 20, 30]
+    assert [entry.pid for entry in found.listed] == [1, 10, 20, 30]
     assert found.count == 6
 
 
@@ -216,7 +216,7 @@ def test_what_has_ended_and_nobody_collects(tree: Tree) -> None:
     for pid, parent, name in ((201, 200, b"python3"), (202, 200, b"sh"), (203, 1, b"pt_main_thread"), (204, 1, b"cat")):
         tree.add(pid, parent, b"", name=name, state="Z")
     found = tree.look()
-    assert {one.pid: one.name for one in found.listed if one.state == "Z"} == {
+    assert {entry.pid: entry.name for entry in found.listed if entry.state == "Z"} == {
         201: "python3",
         202: "sh",
         203: "pt_main_thread",
@@ -228,7 +228,7 @@ def test_what_its_parent_collects_during_the_look_is_not_listed(tree: Tree, monk
     tree.add(200, words=b"python3\0-c\0pass\0")
     folder = tree.add(201, 200, b"", state="Z")
     monkeypatch.setattr(listing.time, "sleep", lambda seconds: folder.rename(tree.root / "collected"))
-    assert all(one.pid != 201 for one in tree.look().listed)
+    assert all(entry.pid != 201 for entry in tree.look().listed)
 
 
 @pytest.mark.parametrize("words", [b"python3\0-c\0pass\0", b"torchrun\0train.py\0"])
@@ -240,7 +240,7 @@ def test_what_has_just_been_started_and_ended_is_not_listed(
     tree.add(201, 200, b"", state="Z", living=1)
     # Its start is 20100 ticks after the host's.
     monkeypatch.setattr(listing.time, "clock_gettime", lambda clock: 20100 / TICKS + 1.0)
-    assert all(one.pid != 201 for one in tree.look().listed)
+    assert all(entry.pid != 201 for entry in tree.look().listed)
 
 
 @pytest.mark.parametrize("mark", ["command", "inquiry"])
@@ -253,7 +253,7 @@ def test_what_another_ddpdoctor_has_started_and_not_collected_yet_is_not_listed(
         tree.add(200, 199, b"python3\0-c\0ask()\0", environ=RANK + b"DDPDOCTOR_INQUIRY=1\0")
     tree.add(201, 200, b"", state="Z", living=1)
     tree.add(202, 199, b"", state="Z", living=1)
-    assert [one.pid for one in tree.look().listed if one.state == "Z"] == [202]
+    assert [entry.pid for entry in tree.look().listed if entry.state == "Z"] == [202]
 
 
 def test_holders(tree: Tree) -> None:
@@ -270,10 +270,10 @@ def test_holders(tree: Tree) -> None:
     tree.sockets(os.getpid(), 29501, 99)
     gpu = Gpu(index=0, holders=(GpuHolder(pid=34, memory=1), GpuHolder(pid=0), GpuHolder(pid=999_999)))
     found = tree.look(Gpus(devices=(gpu, Gpu(index=1))))
-    assert sorted(one.pid for one in found.listed if not one.ours) == [20, 30, 31, 32, 34]
-    assert [one.devices for one in found.listed if one.pid == 30] == [(0,)]
-    assert [one.listens for one in found.listed if one.pid == 32] == [(29501,)]
-    assert [one.shared_memory for one in found.listed if one.pid == 31] == [("/dev/shm/torch_12_34",)]
+    assert sorted(entry.pid for entry in found.listed if not entry.ours) == [20, 30, 31, 32, 34]
+    assert [entry.devices for entry in found.listed if entry.pid == 30] == [(0,)]
+    assert [entry.listens for entry in found.listed if entry.pid == 32] == [(29501,)]
+    assert [entry.shared_memory for entry in found.listed if entry.pid == 31] == [("/dev/shm/torch_12_34",)]
 
 
 def test_own_processes(tree: Tree) -> None:
@@ -282,10 +282,10 @@ def test_own_processes(tree: Tree) -> None:
     tree.add(os.getpid() + 1, os.getpid(), b"sh\0", executable="/bin/sh")
     tree.add(11, 10)
     found = tree.look()
-    assert {one.pid: one.ours for one in found.listed} == {
+    assert {entry.pid: entry.ours for entry in found.listed} == {
         10: True, 11: False, os.getpid(): True, os.getpid() + 1: True,
     }  # fmt: skip
-    assert [one.pid for one in found.listed if one.role is ProcessRole.RANK] == [10]
+    assert [entry.pid for entry in found.listed if entry.role is ProcessRole.RANK] == [10]
 
 
 def test_interpreter_by_another_name(tree: Tree) -> None:
@@ -297,7 +297,7 @@ def test_interpreter_by_another_name(tree: Tree) -> None:
         maps=b"1-2 r-xp 0 0 0 /x/libpython3.11.so.1.0\n",
     )
     tree.add(21, words=b"trainer\0", executable="/opt/trainer", environ=RANK)
-    assert [one.pid for one in tree.look().listed if one.role is ProcessRole.RANK] == [20]
+    assert [entry.pid for entry in tree.look().listed if entry.role is ProcessRole.RANK] == [20]
 
 
 def test_dead_main_thread(tree: Tree) -> None:
@@ -367,7 +367,11 @@ def test_hanging_rank_is_listed_all_the_same(tree: Tree, monkeypatch: pytest.Mon
     monkeypatch.setattr(Proc, "words", words)
     found = tree.look()
     never.set()
-    ranks = [(one.pid, one.place and one.place.rank, one.state) for one in found.listed if one.role is ProcessRole.RANK]
+    ranks = [
+        (entry.pid, entry.place and entry.place.rank, entry.state)
+        for entry in found.listed
+        if entry.role is ProcessRole.RANK
+    ]
     assert ranks == [(20, 0, "D"), (21, 1, "S")]
 
 
@@ -421,4 +425,4 @@ def test_where_there_are_too_many_launchers_and_ranks_come_first(
     tree.add(501, 500, environ=RANK)
     found = tree.look()
     assert [one.role for pid in (500, 501) if (one := found.get(pid))] == [ProcessRole.LAUNCHER, ProcessRole.RANK]
-    assert sum(one.count for one in found.spared) == max(0, count + 2 - 8)
+    assert sum(process.count for process in found.spared) == max(0, count + 2 - 8)

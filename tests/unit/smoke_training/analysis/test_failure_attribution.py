@@ -444,7 +444,7 @@ FAMILY = (
 
 
 def results(ranks: Sequence[RankRun], **more: Any) -> list[Result]:
-    hosts = len({one.node for one in ranks}) or 1
+    hosts = len({rank.node for rank in ranks}) or 1
     facts = {"engine": "torch.distributed.elastic", "backend": "gloo", "stages": STAGES, "deadline": 30.0, **more}
     smoke = Smoke(ranks=tuple(ranks), world_size=len(ranks), nnodes=hosts, **facts)
     snapshot = Snapshot(smoke=smoke, meeting=Meeting(master="10.0.0.1", port=29600))
@@ -549,10 +549,10 @@ def test_whatever_the_ranks_say_there_is_one_verdict(runs: list[RankRun]) -> Non
         result.not_tested.reason for result in told if result.not_tested and result.not_tested.why.value == "crashed"
     ]
     assert not crashed
-    finished = all(one.ending is RankEnding.FINISHED for one in ranks)
+    finished = all(rank.ending is RankEnding.FINISHED for rank in ranks)
     assert len(findings) == (0 if finished else 1)
-    assert all(one.rank is None or one.rank < len(ranks) for one in findings)
-    assert all(one.evidence and one.fixes and len(one.summary) <= 160 for one in findings)
+    assert all(finding.rank is None or finding.rank < len(ranks) for finding in findings)
+    assert all(finding.evidence and finding.fixes and len(finding.summary) <= 160 for finding in findings)
 
 
 def test_of_the_gpus_that_a_rank_is_on_only_numbers_are_believed() -> None:

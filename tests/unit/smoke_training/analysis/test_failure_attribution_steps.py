@@ -70,19 +70,19 @@ def copies(count: int) -> list[tuple[str, str]]:
 def test_the_rank_that_copies_for_all_is_waited_for_at_any_copy(count: int) -> None:
     job = Job("p2p", [SEEN, USED, *copies(count)], *[[SEEN, USED, COPIED]] * 3)
     ranks = job.hangs(IN_COPIES, IN_GATHER, IN_GATHER, IN_GATHER)
-    assert [one.ending for one in ranks] == [RankEnding.HUNG] * 4
+    assert [rank.ending for rank in ranks] == [RankEnding.HUNG] * 4
     assert named(*ranks) == (TrainingFailureKind.HUNG, [0], "p2p")
 
 
 def test_after_all_copies_nobody_is_left_behind() -> None:
     ranks = Job("p2p", [SEEN, USED, *copies(6), COPIED], *[[SEEN, USED, COPIED]] * 3).hangs(*[IN_GATHER] * 4)
-    assert [one.ending for one in ranks] == [RankEnding.HUNG] * 4
+    assert [rank.ending for rank in ranks] == [RankEnding.HUNG] * 4
     assert found(*ranks).kind is TrainingFailureKind.TOGETHER
 
 
 def test_a_copier_is_ahead_of_those_that_wait_in_what_it_has_left() -> None:
     ranks = Job("p2p", [SEEN, USED, *copies(1)], *[[SEEN, USED]] * 2).hangs(IN_COPIES, IN_GATHER, IN_GATHER)
-    assert [one.ending for one in ranks] == [RankEnding.ENDED, RankEnding.HUNG, RankEnding.HUNG]
+    assert [rank.ending for rank in ranks] == [RankEnding.ENDED, RankEnding.HUNG, RankEnding.HUNG]
     assert named(*ranks) == (TrainingFailureKind.HUNG, [1, 2], "p2p")
 
 
@@ -95,7 +95,7 @@ def test_the_rank_that_saves_is_waited_for() -> None:
 def test_once_it_has_saved_it_is_no_further_than_the_others(steps: list[tuple[str, str]]) -> None:
     others = [*steps, SAVED]
     ranks = Job("checkpoint", [*steps, SAVE, SAVED], others, others).hangs(*[IN_BARRIER] * 3)
-    assert [one.ending for one in ranks] == [RankEnding.HUNG] * 3
+    assert [rank.ending for rank in ranks] == [RankEnding.HUNG] * 3
     assert found(*ranks).kind is TrainingFailureKind.TOGETHER
 
 
@@ -108,7 +108,7 @@ def test_one_that_does_not_come_to_the_barrier_after_saving_is_left_behind() -> 
 def test_a_file_that_nobody_can_load_names_all() -> None:
     steps = [SAVED, LOAD]
     ranks = Job("checkpoint", [SEES, SAVE, *steps], [SEES, *steps], [SEES, *steps]).hangs(*[IN_LOAD] * 3)
-    assert {one.rank for one in found(*ranks).culprits} == {0, 1, 2}
+    assert {culprit.rank for culprit in found(*ranks).culprits} == {0, 1, 2}
 
 
 def test_a_rank_between_two_stages_is_not_ahead_of_those_in_the_next() -> None:
@@ -119,8 +119,8 @@ def test_a_rank_between_two_stages_is_not_ahead_of_those_in_the_next() -> None:
         job.says(rank, stage="p2p", state="begun")
         job.says(rank, step=SEEN[0], calls=SEEN[1])
     ranks = job.hangs(ELSEWHERE, IN_GATHER, IN_GATHER)
-    assert [one.ending for one in ranks] == [RankEnding.HUNG] * 3
-    assert [one.rank for one in found(*ranks).culprits] == [0]
+    assert [rank.ending for rank in ranks] == [RankEnding.HUNG] * 3
+    assert [culprit.rank for culprit in found(*ranks).culprits] == [0]
 
 
 def test_who_is_busy_ahead_of_all_that_wait_is_not_whom_they_wait_for() -> None:

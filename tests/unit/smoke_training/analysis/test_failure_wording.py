@@ -75,7 +75,7 @@ def test_no_rank_is_blamed_where_what_started_them_ended(ending: RankEnding) -> 
 
 def not_started(facts: Smoke) -> list[Finding]:
     results = judge_training(Snapshot(host="node07"), facts, catalogue()).results
-    return [found for one in results if one.check.slug == "smoke-not-started" for found in one.findings]
+    return [found for result in results if result.check.slug == "smoke-not-started" for found in result.findings]
 
 
 def failed(size: int, **of_rank: RankRun) -> Finding:

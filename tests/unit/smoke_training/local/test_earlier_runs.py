@@ -44,7 +44,7 @@ class Run:
 
     def cleared(self) -> list[str]:
         clear_up_earlier_runs(self.environ, os.fspath(self.shared))
-        return sorted(one.name for one in self.shared.iterdir())
+        return sorted(path.name for path in self.shared.iterdir())
 
 
 @pytest.fixture

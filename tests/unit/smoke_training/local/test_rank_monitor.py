@@ -80,9 +80,9 @@ def test_all_is_well() -> None:
     job = Job().finishes(0, 5).finishes(1, 6).exits(0, 7, 0).exits(1, 7, 0)
     assert not job.watch.has_failed
     ranks = job.come_to(8)
-    assert [one.ending for one in ranks] == [RankEnding.FINISHED] * 2
-    assert [stage.state for one in ranks for stage in one.stages] == [StageState.PASSED] * 8
-    assert [(one.exit_code, one.ended_after, one.step) for one in ranks] == [(None, 5.0, ""), (None, 6.0, "")]
+    assert [rank.ending for rank in ranks] == [RankEnding.FINISHED] * 2
+    assert [stage.state for rank in ranks for stage in rank.stages] == [StageState.PASSED] * 8
+    assert [(rank.exit_code, rank.ended_after, rank.step) for rank in ranks] == [(None, 5.0, ""), (None, 6.0, "")]
     assert problem_of(job.watch) == ""
 
 
@@ -157,7 +157,7 @@ def test_how_a_process_ended_may_be_known_before_it_was_heard_of() -> None:
     watch = RankMonitor(TrainingOrder(nproc=2, world_size=2, stages=STAGES), 0.0)
     watch.take_server_message({"ended": 101, "status": -9}, 1)
     watch.introduce(1, 101)
-    assert [one.ending for one in rank_runs(watch, "node01")] == [RankEnding.ENDED, RankEnding.KILLED]
+    assert [run.ending for run in rank_runs(watch, "node01")] == [RankEnding.ENDED, RankEnding.KILLED]
 
 
 def test_the_engine_s_word_is_enough_where_no_one_else_knows() -> None:
@@ -165,7 +165,7 @@ def test_the_engine_s_word_is_enough_where_no_one_else_knows() -> None:
     watch = RankMonitor(TrainingOrder(nproc=2, world_size=2, stages=STAGES), 0.0)
     watch.take_engine_message({"failures": {"1": -9, "x": 3, "7": 1}, "error": "ChildFailedError: a table"})
     assert watch.is_engine_over
-    assert [one.ending for one in rank_runs(watch, "node01")] == [RankEnding.ENDED, RankEnding.KILLED]
+    assert [run.ending for run in rank_runs(watch, "node01")] == [RankEnding.ENDED, RankEnding.KILLED]
     assert problem_of(watch) == ""
 
 
@@ -176,7 +176,7 @@ def test_who_is_on_its_way_when_another_fails_was_ended_and_has_not_failed_to_co
     job.fails(1, 1.2, "import", "RuntimeError: out of luck")
     job.watch.ended_at = 1.5
     ranks = rank_runs(job.watch, "n")
-    assert [one.ending for one in ranks] == [RankEnding.ENDED, RankEnding.RAISED, RankEnding.ENDED]
+    assert [rank.ending for rank in ranks] == [RankEnding.ENDED, RankEnding.RAISED, RankEnding.ENDED]
     assert ranks[2].last is None
     assert ranks[2].ended_after == 1.5
 
@@ -187,7 +187,7 @@ def test_who_never_came_is_told_from_those_who_waited_for_it_in_vain() -> None:
     job.fails(
         1, 9, error="DistNetworkError: The client socket has timed out after 60s while trying to connect to (a, 1)."
     )
-    assert [one.ending for one in rank_runs(job.watch, "n")] == [RankEnding.NEVER_CAME, RankEnding.RAISED]
+    assert [run.ending for run in rank_runs(job.watch, "n")] == [RankEnding.NEVER_CAME, RankEnding.RAISED]
 
 
 def test_what_we_end_we_don_t_blame() -> None:
@@ -196,7 +196,7 @@ def test_what_we_end_we_don_t_blame() -> None:
     job.exits(0, 11.6, -9).exits(1, 11.6, -9)
     job.watch.note_engine_end(-9, 11.7)
     job.watch.note_server_end()
-    assert [one.ending for one in rank_runs(job.watch, "n", [job.watch.ranks[1]])] == [
+    assert [run.ending for run in rank_runs(job.watch, "n", [job.watch.ranks[1]])] == [
         RankEnding.ENDED,
         RankEnding.HUNG,
     ]
@@ -235,7 +235,7 @@ def test_the_engine_s_own_failure_is_the_problem_of() -> None:
     watch.note_server_end()  # Heard first, though it follows.
     watch.take_engine_message({"failures": {}, "error": "ModuleNotFoundError: No module named 'torch'"})
     assert problem_of(watch) == "ModuleNotFoundError: No module named 'torch'"
-    assert [one.ending for one in rank_runs(watch, "node01")] == [RankEnding.NEVER_CAME] * 2
+    assert [run.ending for run in rank_runs(watch, "node01")] == [RankEnding.NEVER_CAME] * 2
 
 
 def killed_engine(watch: RankMonitor) -> None:
@@ -353,7 +353,7 @@ def test_nobody_came() -> None:
     late = watch.late_ranks(90)
     assert len(late) == 2
     assert problem_of(watch, watch.stuck_ranks(late)) == "no rank had begun after 90 s"
-    assert {one.ending for one in rank_runs(watch, "n", late)} == {RankEnding.NEVER_CAME}
+    assert {run.ending for run in rank_runs(watch, "n", late)} == {RankEnding.NEVER_CAME}
 
 
 def test_nobody_came_since_what_starts_them_is_stopped() -> None:

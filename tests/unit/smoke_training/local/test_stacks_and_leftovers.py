@@ -174,7 +174,7 @@ def test_who_is_stopped_before_anything_was_started_leaves_no_folder(
     made: list[str] = []
 
     def stop() -> None:
-        made.extend(one.name for one in short_path.iterdir())
+        made.extend(path.name for path in short_path.iterdir())
         signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(running, "oom_kills", stop)
@@ -258,7 +258,7 @@ def test_shared_memory_that_is_ours_is_removed_and_what_only_looks_so_is_told(sh
             traces.record([os.getpid()])
         left = asyncio.run(traces.clear_up())
         assert (left.shared_memory, left.unclaimed) == ((), ("nccl-unknown",))
-    assert {one.name for one in short_path.iterdir()} == {"nccl-old", "torch_used", "nccl-unknown", "holiday.jpg"}
+    assert {path.name for path in short_path.iterdir()} == {"nccl-old", "torch_used", "nccl-unknown", "holiday.jpg"}
 
 
 def test_while_something_stays_others_do_their_work(short_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_whatever_its_ranks_say_a_nodes_answer_fits(ranks: int) -> None:
     answer = TrainingDone(runs=tuple(map(shorten_run, wordy)), began=0.0, problem="\U0001f525" * 1000)
     assert len(encode(answer)) <= MAX_ANSWER_BYTES + MAX_RANK_RUN_BYTES * ranks
     # What tells who failed where is left.
-    assert all(one.ending is RankEnding.RAISED and one.words for one in answer.runs)
+    assert all(run.ending is RankEnding.RAISED and run.words for run in answer.runs)
     assert [stage.state for stage in answer.runs[0].stages] == [stage.state for stage in wordy[0].stages]
 
 
@@ -118,7 +118,7 @@ def test_a_node_speaks_of_its_own_ranks_alone() -> None:
         rank_run(2, RankEnding.KILLED, "barrier", names=STAGES, culprits=(1, 99, -1)),
     )
     runs = runs_of(order(2), TrainingDone(runs=told, began=0.0), node=1, host="n2", later=2.5)
-    assert [(one.rank, one.host, one.node, one.ending) for one in runs] == [
+    assert [(run.rank, run.host, run.node, run.ending) for run in runs] == [
         (2, "n2", 1, RankEnding.KILLED),
         (3, "n2", 1, RankEnding.NEVER_CAME),
     ]
@@ -148,7 +148,7 @@ def test_stages_that_nobody_planned_are_passed_over() -> None:
 )
 def test_ranks_of_a_node_that_cant_answer_never_came(answer: Answer | None, lost: str, words: str) -> None:
     runs = runs_of(order(2), answer, node=1, host="n2", lost=lost)
-    assert [(one.rank, one.ending, one.words) for one in runs] == [
+    assert [(run.rank, run.ending, run.words) for run in runs] == [
         (2, RankEnding.NEVER_CAME, words),
         (3, RankEnding.NEVER_CAME, words),
     ]

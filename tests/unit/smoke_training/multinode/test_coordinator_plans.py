@@ -159,8 +159,8 @@ def test_ranks_of_slurm_that_are_bound_to_fewer_gpus_than_they_are() -> None:
     ranks = [launched("Slurm", node, shows=str(node // 2)) for node in range(4)]
     bound = Setting(name="SLURM_GPU_BIND", value="single:2")
     ranks = [
-        msgspec.structs.replace(one, environment=Environment(settings=(*one.environment.settings, bound)))  # type: ignore[union-attr]
-        for one in ranks
+        msgspec.structs.replace(rank, environment=Environment(settings=(*rank.environment.settings, bound)))  # type: ignore[union-attr]
+        for rank in ranks
     ]
     why, found = foreseen("Slurm", ranks)
     assert why == "n1"
@@ -182,7 +182,7 @@ def test_ranks_of_a_launcher_may_be_as_many_as_they_like_on_the_cpu_or_where_nob
     ranks = [launched("torchrun", node, shows="0") for node in range(4)]
     assert foreseen("torchrun", ranks, "gloo") == ("", [[]] * 4)
     assert foreseen("torchrun", [launched("torchrun", node, shows=None, on="cloud-cpu") for node in range(4)])[0] == ""
-    unknown = [msgspec.structs.replace(one, gpus=Unknown(MISMATCH)) for one in ranks]
+    unknown = [msgspec.structs.replace(rank, gpus=Unknown(MISMATCH)) for rank in ranks]
     assert foreseen("torchrun", unknown, "nccl")[0] == ""
 
 
