@@ -177,6 +177,9 @@ def gate(
 
         if job := ended_job(os.environ):
             leftovers, job_concerns = _look_after(job, kill=kill)
+            endings = leftovers.endings
+            remarks = (*remarks, *(f"{ending.fate.value}: {ending.leftover.what}" for ending in endings.done))
+            remarks = (*remarks, *(f"free again: {what}" for what in endings.freed))
         else:
             remarks = (*remarks, "no leftovers were looked for: SLURM_JOB_ID and SLURM_JOB_UID name no job")
     (examination,) = checked.examinations

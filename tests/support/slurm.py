@@ -30,7 +30,7 @@ SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd-%n.log
-ProctrackType=proctrack/linuxproc
+ProctrackType={track}
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
 MpiDefault=none
@@ -70,7 +70,9 @@ class Slurm:
 
 
 @contextmanager
-def slurm(hosts: Sequence[Host], folder: Path, cores: int = 8, more: str = "") -> Iterator[Slurm]:
+def slurm(
+    hosts: Sequence[Host], folder: Path, cores: int = 8, more: str = "", track: str = "proctrack/linuxproc"
+) -> Iterator[Slurm]:
     """The hosts as nodes of a cluster, each with so many cores by its own word. Logs are in the folder.
 
     Args:
@@ -78,6 +80,7 @@ def slurm(hosts: Sequence[Host], folder: Path, cores: int = 8, more: str = "") -
         folder: an empty one.
         cores: of each.
         more: lines of slurm.conf.
+        track: by what a job's processes are known.
     """
     for tool, package in (("slurmctld", "slurm-wlm"), ("slurmd", "slurm-wlm"), ("munged", "munge")):
         assert shutil.which(tool), f"{tool} is needed: apt-get install {package}"
@@ -86,7 +89,9 @@ def slurm(hosts: Sequence[Host], folder: Path, cores: int = 8, more: str = "") -
         for number, host in enumerate(hosts, 11)
     )
     configuration = folder / "slurm.conf"
-    configuration.write_text(CONFIGURATION.format(controller=hosts[0].hostname, folder=folder, nodes=nodes) + more)
+    configuration.write_text(
+        CONFIGURATION.format(controller=hosts[0].hostname, folder=folder, nodes=nodes, track=track) + more
+    )
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
     (folder / "state").mkdir()
     key = folder / "munge.key"
