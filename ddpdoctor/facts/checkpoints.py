@@ -112,7 +112,7 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     framework: str
-    """"transformers' Trainer", "accelerate"."""
+    """"transformers' Trainer", "accelerate", "Lightning"; "Hugging Face" for a model alone."""
     step: int | None = None
     world_size: int | None = None
     """As many ranks as wrote their random numbers."""

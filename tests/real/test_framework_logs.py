@@ -7,9 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ddpdoctor.facts.log import Log, LogFrame, LoggedException, LogLine
-from ddpdoctor.knowledge.frameworks import ACCELERATE, FIND_UNUSED, framework_of
-from tests.support.command import ddpdoctor, plain_environ
+from tests.support.command import ROOT, ddpdoctor, plain_environ
 
 TRAINER = """
 import torch
@@ -45,14 +43,23 @@ def test_unused_parameters_as_transformers_trainer_spells_it(tmp_path: Path) -> 
     )
 
 
-def test_accelerates_own_spelling_where_its_launcher_or_its_calls_are_in_the_log() -> None:
-    for path, framework in (
-        ("/opt/env/lib/python3.11/site-packages/accelerate/commands/launch.py", ACCELERATE),
-        ("/opt/env/lib/python3.11/site-packages/torch/nn/parallel/distributed.py", ""),
+LAUNCHER_OF_ACCELERATE = """Traceback (most recent call last):
+  File "/opt/env/bin/accelerate", line 8, in <module>
+    sys.exit(main())
+  File "/opt/env/lib/python3.11/site-packages/accelerate/commands/launch.py", line 1189, in launch_command
+    multi_gpu_launcher(args)
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError: train_multitask.py FAILED
+"""
+"""What stands below the ranks' tracebacks where accelerate has started them."""
+
+
+def test_unused_parameters_as_accelerate_spells_it_where_its_launcher_is_in_the_log(tmp_path: Path) -> None:
+    recorded = (ROOT / "fixtures" / "logs" / "unused-parameters" / "sick-second-head.log").read_text()
+    for text, spelling in (
+        (recorded + LAUNCHER_OF_ACCELERATE, "DistributedDataParallelKwargs(find_unused_parameters=True)"),
+        (recorded, "DDP(model, find_unused_parameters=True)"),
     ):
-        line = LogLine(file=0, number=1, text="RuntimeError: x")
-        raised = LoggedException(
-            exception="RuntimeError", message="x", line=line, began=line, frames=(LogFrame(path, 1, "main"),)
-        )
-        assert framework_of(Log(raised=(raised,))) == framework
-    assert "kwargs_handlers" in FIND_UNUSED[ACCELERATE]
+        (log := tmp_path / "log.txt").write_text(text)
+        told = json.loads(ddpdoctor("diagnose-log", "--json", str(log), environ=plain_environ()).stdout)
+        (finding,) = [finding for finding in told["findings"] if finding["slug"] == "unused-parameters"]
+        assert any(spelling in fix["text"] for fix in finding["fixes"]), finding["fixes"]

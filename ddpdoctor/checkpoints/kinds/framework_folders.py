@@ -18,6 +18,7 @@ from ddpdoctor.facts.checkpoints import CheckpointFolder
 TRAINER = "transformers' Trainer"
 ACCELERATE = "accelerate"
 LIGHTNING = "Lightning"
+HUGGING_FACE = "Hugging Face"
 NOBODY = "nobody"
 
 # As text and not compiled: compiling takes as long as looking at a small checkpoint.
@@ -44,7 +45,10 @@ def framework_of_names(names: Collection[str]) -> str:
     """Name the framework whose checkpoint a folder with these names is; "" for another."""
     if "trainer_state.json" in names:
         return TRAINER
-    return ACCELERATE if "random_states_0.pkl" in names else ""
+    if "random_states_0.pkl" in names:
+        return ACCELERATE
+    # Of its strategies that write a share a rank.
+    return LIGHTNING if {"meta.pt", ".metadata"} <= set(names) else ""
 
 
 MAX_STATE_BYTES = 1 << 26
@@ -52,6 +56,7 @@ MAX_CHECKPOINTS = 200
 """In one folder, of which each is looked into."""
 
 _PARTS = (
+    ("model and optimizer in shares", r"__\d+_\d+\.distcp\Z"),
     ("model", r"(?:model|pytorch_model|adapter_model)(?:[_-][\w-]*)?(?:\.safetensors|\.bin)?(?:\.index\.json)?\Z"),
     ("optimizer", r"optimizer(?:_\d+)?(?:\.pt|\.bin)?\Z"),
     ("scheduler", r"scheduler(?:_\d+)?\.(?:pt|bin)\Z"),
@@ -90,7 +95,8 @@ def _names(folder: Path) -> Collection[str]:
 
 
 def _describe(folder: Path, names: Collection[str]) -> CheckpointFolder | None:
-    framework = framework_of_names(names)
+    holds = tuple(part for part, pattern in _PARTS if any(re.match(pattern, name) for name in names))
+    framework = framework_of_names(names) or (HUGGING_FACE if "config.json" in names and "model" in holds else "")
     if not framework:
         return None
     worlds = [
@@ -98,18 +104,19 @@ def _describe(folder: Path, names: Collection[str]) -> CheckpointFolder | None:
         for rank_file in rank_files(folder)
         if rank_file.pattern.startswith(("rng_state", "random_states"))
     ]
+    worlds += [int(found[1]) + 1 for name in names if (found := re.match(r"__(\d{1,6})_\d+\.distcp\Z", name))]
     single = 1 if "rng_state.pth" in names else None
     return CheckpointFolder(
         path=str(folder),
         framework=framework,
-        step=_step(folder, names) if framework == TRAINER else None,
+        step=_step(folder, names),
         world_size=max(worlds, default=single),
-        holds=tuple(part for part, pattern in _PARTS if any(re.match(pattern, name) for name in names)),
+        holds=holds,
     )
 
 
 def _step(folder: Path, names: Collection[str]) -> int | None:
-    """The step that the Trainer wrote; where that can't be read, the one in the folder's name."""
+    """The step that the Trainer wrote; where there is none, the one in the folder's name, as it and Lightning give it."""
     state = folder / "trainer_state.json"
     if "trainer_state.json" in names and mode_of(state):
         try:
@@ -118,7 +125,8 @@ def _step(folder: Path, names: Collection[str]) -> int | None:
             step = None
         if step is not None:
             return step
-    return _step_of_name(folder) if re.search(r"checkpoint-\d+\Z", folder.name) else None
+    found = re.search(r"checkpoint-(\d{1,15})\Z|step=(\d{1,15})", folder.name)
+    return int(found[1] or found[2]) if found else None
 
 
 def _step_of_name(folder: Path) -> int:

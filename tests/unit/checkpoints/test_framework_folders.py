@@ -42,6 +42,16 @@ def test_the_checkpoints_of_an_output_folder_in_the_order_of_their_steps(tmp_pat
     assert [told.step for told in framework_folders([tmp_path])] == [90, 500, 1000]
 
 
+def test_a_checkpoint_of_lightnings_in_shares_and_a_model_of_hugging_face(tmp_path: Path) -> None:
+    shares = [f"__{rank}_0.distcp" for rank in range(4)]
+    lightning = folder(tmp_path / "epoch=1-step=480.ckpt", "meta.pt", ".metadata", *shares)
+    model = folder(tmp_path / "llama", "config.json", "tokenizer.json", "model-00001-of-00002.safetensors")
+    assert [described.called for described in framework_folders([lightning, model])] == [
+        "a checkpoint of Lightning, step 480, written by 4 ranks; it holds model and optimizer in shares",
+        "a checkpoint of Hugging Face; it holds model",
+    ]
+
+
 def test_a_state_of_accelerates_and_no_other_folder(tmp_path: Path) -> None:
     ranks = [f"random_states_{rank}.pkl" for rank in range(4)]
     (told,) = framework_folders([folder(tmp_path / "state", "model.safetensors", "optimizer.bin", *ranks)])

@@ -1,4 +1,4 @@
-"""Whoever is told that something fails is told what to do. Where something isn't known of his host: see test_unknown_facts."""
+"""Whoever is told that something fails is told what to do."""
 
 from __future__ import annotations
 
