@@ -54,15 +54,21 @@ class Ruling(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(dict.fromkeys(concern.slug for concern in self.failures))
 
     @property
+    def told_slugs(self) -> frozenset[str]:
+        """The checks that found something, whosever it is."""
+        return frozenset(concern.slug for concern in (*self.failures, *self.warnings, *self.others))
+
+    @property
     def line(self) -> str:
-        """The whole in one line, which names the owner and the worst first."""
+        """The whole in one line, which names the owner of the worst, and that owner's checks, the worst first."""
         if self.verdict == "unknown":
             return f"no verdict: {self.blind}"
         if not (counted := self.failures or self.warnings):
             return f"{plural(self.passed, 'check')} passed"
-        slugs = tuple(dict.fromkeys(concern.slug for concern in counted))
+        owner = counted[0].owner
+        slugs = tuple(dict.fromkeys(concern.slug for concern in counted if concern.owner is owner))
         more = f" and {len(slugs) - MAX_NAMED} more" if len(slugs) > MAX_NAMED else ""
-        return f"{counted[0].owner.value}: {', '.join(slugs[:MAX_NAMED])}{more}: {counted[0].summary}"
+        return f"{owner.value}: {', '.join(slugs[:MAX_NAMED])}{more}: {counted[0].summary}"
 
 
 def no_verdict(why: str) -> Ruling:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -20,9 +20,11 @@ FOLDERS: Final = f"{DEFAULT_PATH}:/usr/sbin:/opt/slurm/bin"
 """Where scontrol lies; Slurm's own programs are started without a PATH."""
 SCONTROL_SECONDS: Final = 10.0
 MAX_REASON_BYTES: Final = 256
+SUMMARY_BYTES: Final = 24
+"""Of a reason: kept for what it is; the rest is for the names of checks."""
 NODE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 """One node: scontrol also takes `ALL`, and lists in brackets."""
-UNTOUCHED_STATES: Final = ("REBOOT", "POWER", "FUTURE", "CLOUD")
+UNTOUCHED_STATES: Final = ("REBOOT", "POWER", "FUTURE")
 """In which Slurm itself does something with the node."""
 SKIPPING_WORD: Final = "skip_checks"
 """In the comment of a job that wants no checks before it, as soperator has it."""
@@ -30,7 +32,9 @@ SKIPPING_WORD: Final = "skip_checks"
 _STATE: Final = re.compile(r"^[ \t]*State=(\S+)", re.MULTILINE)
 _REASON: Final = re.compile(r"^[ \t]*Reason=(.*?)(?: \[[^\[\]]*@[^\[\]]*\])?$", re.MULTILINE)
 _COMMENT: Final = re.compile(r"^[ \t]*Comment=(.*)$", re.MULTILINE)
-_OUR_REASON: Final = re.compile(re.escape(PREFIX) + r"[a-z]+: ([a-z0-9-]+(?:, [a-z0-9-]+)*)(?: and \d+ more)?: ")
+_OUR_REASON: Final = re.compile(
+    re.escape(PREFIX) + r"[a-z]+(?:, [a-z]+)*: (?P<slugs>[a-z0-9-]+(?:, [a-z0-9-]+)*)(?P<more> and \d+ more)?: "
+)
 
 
 class NodeState(msgspec.Struct, frozen=True):
@@ -52,7 +56,13 @@ class NodeState(msgspec.Struct, frozen=True):
     def drained_for(self) -> tuple[str, ...]:
         """The checks for which we have drained it; none where the reason isn't ours, to the letter."""
         found = _OUR_REASON.match(self.reason)
-        return tuple(found[1].split(", ")) if found and self.is_drained else ()
+        return tuple(found["slugs"].split(", ")) if found and self.is_drained else ()
+
+    @property
+    def hides_checks(self) -> bool:
+        """Whether our reason had no room for the names of all checks."""
+        found = _OUR_REASON.match(self.reason)
+        return bool(found and found["more"])
 
 
 def read_node_state(text: str) -> NodeState | None:
@@ -64,12 +74,19 @@ def read_node_state(text: str) -> NodeState | None:
     return NodeState(tuple(word for word in words if word), reason[1].strip() if reason else "")
 
 
-def reason_for(ruling: Ruling) -> str:
-    """The reason with which a node is drained."""
+def reason_for(ruling: Ruling, kept: Sequence[str] = ()) -> str:
+    """The reason with which a node is drained. kept: checks for which it was drained before, and which still hold it."""
     # Here and not above: the table has no need of Slurm.
     from ddpdoctor.gating.dialects import cut
 
-    return cut(PREFIX + one_line(ruling.line), MAX_REASON_BYTES)
+    slugs = (*ruling.slugs, *kept)
+    owners = ", ".join(dict.fromkeys(concern.owner.value for concern in ruling.failures))
+    for count in range(len(slugs), 0, -1):
+        more = f" and {len(slugs) - count} more" if count < len(slugs) else ""
+        names = f"{PREFIX}{owners}: {', '.join(slugs[:count])}{more}: "
+        if len(names) <= MAX_REASON_BYTES - SUMMARY_BYTES:
+            break
+    return cut(names + one_line(ruling.failures[0].summary), MAX_REASON_BYTES)
 
 
 def mark_node(
@@ -94,31 +111,57 @@ def mark_node(
     if isinstance(node, Unknown):
         return (f"nothing was drained or undrained: {node.reason}",)
     if ruling.verdict == "fail":
-        return _drain(name, node, ruling, environ, until)
-    return _undrain(name, node, not_judged, environ, until)
+        return _drain(name, node, ruling, not_judged, environ, until)
+    return _undrain(name, node, ruling, not_judged, environ, until)
 
 
-def _drain(name: str, node: NodeState, ruling: Ruling, environ: Mapping[str, str], until: float) -> tuple[str, ...]:
+def _drain(
+    name: str, node: NodeState, ruling: Ruling, not_judged: Collection[str], environ: Mapping[str, str], until: float
+) -> tuple[str, ...]:
     if node.reason and not _OUR_REASON.match(node.reason):
         return (f"{name} was not drained: its reason is somebody else's: {node.reason}",)
     if node.is_in_slurms_hands or (node.is_drained and not node.reason):
         return (f"{name} was not drained: it is {'+'.join(node.words)} already",)
-    if node.drained_for == ruling.slugs:
+    kept = [slug for slug in _holding(node, ruling, not_judged) if slug not in ruling.slugs]
+    # What isn't named there would be forgotten with a new reason.
+    if node.is_drained and (node.hides_checks or set(node.drained_for) == {*ruling.slugs, *kept}):
         return (f"{name} is drained already",)
-    ended = _scontrol(("update", f"NodeName={name}", "State=DRAIN", f"Reason={reason_for(ruling)}"), environ, until)
+    reason = reason_for(ruling, kept)
+    ended = _scontrol(("update", f"NodeName={name}", "State=DRAIN", f"Reason={reason}"), environ, until)
     return (f"{name} was drained" if ended.ok else f"{name} could not be drained: {_why(ended)}",)
 
 
 def _undrain(
-    name: str, node: NodeState, not_judged: Collection[str], environ: Mapping[str, str], until: float
+    name: str, node: NodeState, ruling: Ruling, not_judged: Collection[str], environ: Mapping[str, str], until: float
 ) -> tuple[str, ...]:
-    if not node.drained_for:
-        return (f"{name} stays drained: {node.reason or 'no reason is given'}",) if node.is_drained else ()
-    if unseen := [slug for slug in node.drained_for if slug in not_judged]:
-        return (f"{name} stays drained: this pass says nothing of {', '.join(unseen)}",)
+    if reason := _why_not_undrained(name, node, ruling, not_judged):
+        return (f"{name} stays drained: {reason}",) if node.is_drained else ()
     # Not RESUME, which would also bring back a node that is down.
     ended = _scontrol(("update", f"NodeName={name}", "State=UNDRAIN"), environ, until)
     return (f"{name} was undrained" if ended.ok else f"{name} could not be undrained: {_why(ended)}",)
+
+
+def _why_not_undrained(name: str, node: NodeState, ruling: Ruling, not_judged: Collection[str]) -> str:
+    if not node.drained_for:
+        return node.reason or "no reason is given"
+    if node.is_in_slurms_hands:
+        return f"it is {'+'.join(node.words)}"
+    if node.hides_checks:
+        return f"its reason doesn't name all checks; undrain it yourself: scontrol update NodeName={name} State=UNDRAIN"
+    holding = _holding(node, ruling, not_judged)
+    found = [slug for slug in holding if slug in ruling.told_slugs]
+    unseen = [slug for slug in holding if slug not in found]
+    return "; ".join(
+        f"this pass {words} {', '.join(slugs)}"
+        for words, slugs in (("still finds", found), ("says nothing of", unseen))
+        if slugs
+    )
+
+
+def _holding(node: NodeState, ruling: Ruling, not_judged: Collection[str]) -> tuple[str, ...]:
+    """The checks for which we have drained it that haven't healed: they find something still, as a warning or another owner's, too,
+    or say nothing."""
+    return tuple(slug for slug in node.drained_for if slug in not_judged or slug in ruling.told_slugs)
 
 
 def job_skips_checks(environ: Mapping[str, str], until: float) -> bool:

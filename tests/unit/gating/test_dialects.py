@@ -175,6 +175,16 @@ def test_only_the_nodes_own_failures_count() -> None:
     )
 
 
+def test_the_line_names_the_checks_of_the_owner_that_it_names() -> None:
+    mixed = rule(
+        [concern("xid-error"), concern("mtu-mismatch", owner=Owner.FABRIC), concern("disk-full")],
+        passed=5,
+        blind="",
+        owners=(Owner.NODE, Owner.FABRIC),
+    )
+    assert mixed.line == "node: xid-error, disk-full: it is so"
+
+
 def test_what_was_seen_to_fail_fails_however_little_was_seen() -> None:
     assert rule([concern("xid-error")], passed=0, blind="80 of 90 checks could not be tested").verdict == "fail"
     assert rule([concern("xid-error", WARN)], passed=1, blind="80 of 90 checks").verdict == "unknown"

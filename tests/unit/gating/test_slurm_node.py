@@ -6,9 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.base.findings import FAIL, Owner
-from ddpdoctor.gating.ruling import Concern, no_verdict, rule
-from ddpdoctor.gating.slurm_node import NodeState, job_skips_checks, mark_node, read_node_state, reason_for
+from ddpdoctor.base.findings import FAIL, WARN, Owner, Severity
+from ddpdoctor.gating.ruling import Concern, Ruling, no_verdict, rule
+from ddpdoctor.gating.slurm_node import (
+    MAX_REASON_BYTES,
+    NodeState,
+    job_skips_checks,
+    mark_node,
+    read_node_state,
+    reason_for,
+)
 
 SHOWN = """NodeName=n2 Arch=x86_64 CoresPerSocket=1
    CPUAlloc=0 CPUEfctv=8 CPUTot=8 CPULoad=0.02
@@ -24,6 +31,12 @@ SICK = rule(
 WELL = rule([], passed=5, blind="")
 OURS = "ddpdoctor: node: xid-error: Xid 79: GPU 3 [0000:3b:00] fell off"
 SOON = 1e12
+
+
+def found(*slugs: str, severity: Severity = FAIL, owner: Owner = Owner.NODE) -> Ruling:
+    """What comes of a pass in which these checks found something."""
+    concerns = [Concern(slug=slug, severity=severity, owner=owner, summary="it is so") for slug in slugs]
+    return rule(concerns, passed=5, blind="", owners=(Owner.NODE, Owner.FABRIC))
 
 
 def test_the_state_of_a_node_is_read() -> None:
@@ -42,6 +55,8 @@ def test_our_own_reason_is_known_to_the_letter() -> None:
     assert drained.drained_for == ("xid-error",)
     several = "ddpdoctor: node: a-b, c-d and 2 more: it is so"
     assert NodeState(("DRAIN",), several).drained_for == ("a-b", "c-d")
+    fabric = "ddpdoctor: node, fabric: a-b, c-d: it is so"
+    assert NodeState(("DRAIN",), fabric).drained_for == ("a-b", "c-d")
     for reason in ("ddpdoctor: RMA 4711, leave it out", "NHC: ddpdoctor: node: a: b", "Prolog error", ""):
         assert NodeState(("DRAIN",), reason).drained_for == ()
 
@@ -94,6 +109,66 @@ def test_another_illness_gets_a_new_reason(tmp_path: Path) -> None:
     slurm = Scontrol(tmp_path, "IDLE+DRAIN", "ddpdoctor: node: local-firewall: it drops")
     assert mark_node(SICK, slurm.environ, not_judged=(), until=SOON) == ("n2 was drained",)
     assert slurm.changes[-1] == f"Reason={OURS}"
+
+
+def test_a_cloud_node_is_drained_as_all_others(tmp_path: Path) -> None:
+    slurm = Scontrol(tmp_path, "IDLE+CLOUD", "")
+    assert mark_node(SICK, slurm.environ, not_judged=(), until=SOON) == ("n2 was drained",)
+    assert slurm.changes
+
+
+def test_a_new_reason_forgets_no_check_that_has_not_healed(tmp_path: Path) -> None:
+    slurm = Scontrol(tmp_path, "IDLE+DRAIN", "ddpdoctor: node: local-firewall, clock-skew, disk-full: it drops")
+    sick = rule([*SICK.failures, *found("clock-skew", severity=WARN).warnings], passed=1, blind="")
+    assert mark_node(sick, slurm.environ, not_judged={"local-firewall"}, until=SOON) == ("n2 was drained",)
+    (reason,) = [change for change in slurm.changes if change.startswith("Reason=")]
+    assert reason.startswith("Reason=ddpdoctor: node: xid-error, local-firewall, clock-skew: Xid 79")
+
+
+def test_a_reason_names_all_checks_while_it_has_room(tmp_path: Path) -> None:
+    sick = found("a-b", "c-d", "e-f", "g-h", "i-j", "k-l", "m-n")
+    assert reason_for(sick) == "ddpdoctor: node: a-b, c-d, e-f, g-h, i-j, k-l, m-n: it is so"
+    slurm = Scontrol(tmp_path, "IDLE+DRAIN", reason_for(sick))
+    assert mark_node(sick, slurm.environ, not_judged=(), until=SOON) == ("n2 is drained already",)
+    assert slurm.changes == []
+
+
+def test_a_reason_without_room_for_all_checks_holds_the_node(tmp_path: Path) -> None:
+    sick = found(*(f"check-number-{number}" for number in range(30)))
+    reason = reason_for(sick)
+    assert len(reason) <= MAX_REASON_BYTES
+    state = NodeState(("DRAIN",), reason)
+    assert state.hides_checks
+    assert f" and {30 - len(state.drained_for)} more: it is so" in reason
+    slurm = Scontrol(tmp_path, "IDLE+DRAIN", reason)
+    for ruling in (sick, SICK):
+        assert mark_node(ruling, slurm.environ, not_judged=(), until=SOON) == ("n2 is drained already",)
+    (told,) = mark_node(WELL, slurm.environ, not_judged=(), until=SOON)
+    assert told.startswith("n2 stays drained: its reason doesn't name all checks")
+    assert slurm.changes == []
+
+
+@pytest.mark.parametrize(
+    "ruling",
+    [
+        found("xid-error", severity=WARN),
+        found("xid-error", owner=Owner.USER),
+        found("xid-error", severity=WARN, owner=Owner.UNKNOWN),
+    ],
+    ids=["warning", "user", "unknown"],
+)
+def test_what_is_still_found_stays_drained(tmp_path: Path, ruling: Ruling) -> None:
+    slurm = Scontrol(tmp_path, "IDLE+DRAIN", OURS)
+    (told,) = mark_node(ruling, slurm.environ, not_judged=(), until=SOON)
+    assert told == "n2 stays drained: this pass still finds xid-error"
+    assert slurm.changes == []
+
+
+def test_a_node_in_slurms_hands_is_not_undrained(tmp_path: Path) -> None:
+    slurm = Scontrol(tmp_path, "IDLE+DRAIN+REBOOT_ISSUED", OURS)
+    (told,) = mark_node(WELL, slurm.environ, not_judged=(), until=SOON)
+    assert told == "n2 stays drained: it is IDLE+DRAIN+REBOOT_ISSUED"
+    assert slurm.changes == []
 
 
 def test_a_healed_node_is_undrained_if_we_had_drained_it(tmp_path: Path) -> None:
