@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 LOOK_SHARE = 0.85
 """Of the time there is: for all that is asked of the host. The rest is for judging, and for scontrol."""
+LEFTOVERS_SHARE = 0.5
+"""Of the time there is: for the look at what a job has left. The rest is for its end, and for the checks."""
+KILL_SECONDS = 25.0
+"""That ending leftovers may take: two looks, SIGTERM, SIGKILL, and a look at what is free again."""
 
 
 class JobLeftovers:
@@ -169,19 +173,18 @@ def gate(
     except KillSwitchError as error:
         return GateResult(caller, no_verdict(str(error)))
     left_out, remarks = _left_out(ignore, off)
-    checked = _check(select, left_out, quick, until)
     leftovers: JobLeftovers | None = None
     job_concerns: tuple[Concern, ...] = ()
     if dialect.follows_job:
         from ddpdoctor.gating.job_leftovers import ended_job
 
         if job := ended_job(os.environ):
-            leftovers, job_concerns = _look_after(job, kill=kill)
-            endings = leftovers.endings
-            remarks = (*remarks, *(f"{ending.fate.value}: {ending.leftover.what}" for ending in endings.done))
-            remarks = (*remarks, *(f"free again: {what}" for what in endings.freed))
+            # Before the checks, which are to see the node as the next job finds it.
+            leftovers, job_concerns, said = _look_after(job, kill=kill, until=until)
+            remarks = (*remarks, *said)
         else:
             remarks = (*remarks, "no leftovers were looked for: SLURM_JOB_ID and SLURM_JOB_UID name no job")
+    checked = _check(select, left_out, quick, until)
     (examination,) = checked.examinations
     findings = map(concern_of, checked.report().findings)
     ruling = rule(
@@ -258,29 +261,35 @@ def _blindness(checked: CheckResult) -> str:
 
 
 def _not_judged(examination: Examination, left_out: Sequence[str]) -> set[str]:
-    """Checks that were not asked, or had no answer. What somebody has left out is to hold nothing up."""
+    """Checks that were not asked, had no answer, or nothing to look at: a GPU that fell off the bus shows nothing ill. What somebody has
+    left out is to hold nothing up."""
     from ddpdoctor.checks.catalogue import all_checks
-    from ddpdoctor.engine.registry import SkipReason, as_written
+    from ddpdoctor.engine.registry import as_written
 
     names = set(map(as_written, left_out))
-    answered = {
-        result.check.slug
-        for result in examination.results
-        if result.not_tested is None or result.not_tested.why is SkipReason.NOT_APPLICABLE
-    }
+    answered = {result.check.slug for result in examination.results if result.not_tested is None}
     return {
         check.slug for check in all_checks() if check.slug not in answered and not names & {check.slug, check.family}
     }
 
 
-def _look_after(job: FinishedJob, *, kill: bool) -> tuple[JobLeftovers, tuple[Concern, ...]]:
+def _look_after(
+    job: FinishedJob, *, kill: bool, until: float
+) -> tuple[JobLeftovers, tuple[Concern, ...], tuple[str, ...]]:
+    """What the job has left, what of it counts for the node, and what to say of it."""
     from ddpdoctor.checks.catalogue import catalogue
     from ddpdoctor.gating.job_leftovers import end_left, left_by, leftover_concerns, look_for
     from ddpdoctor.processes.leftovers.all_kinds import blind_spots
     from ddpdoctor.processes.leftovers.ending import Endings
 
-    first = look_for(job)
+    now = time.monotonic()
+    first = look_for(job, now + LEFTOVERS_SHARE * max(0.0, until - now))
     left = left_by(job, first)
-    endings = end_left(left, job, first) if kill else Endings()
+    is_late = until - time.monotonic() < KILL_SECONDS
+    endings = end_left(left, job, first, until) if kill and not is_late else Endings()
+    said = [f"{ending.fate.value}: {ending.leftover.what}" for ending in endings.done]
+    said += [f"free again: {what}" for what in endings.freed]
+    if kill and is_late and any(leftover.proven for leftover in left):
+        said.append(f"no leftover was ended: less than the {KILL_SECONDS:g} s that it may take were left")
     spots = blind_spots(first.processes, first.gpus, first.shared_memory)
-    return JobLeftovers(left, endings, spots), tuple(leftover_concerns(left, endings, catalogue()))
+    return JobLeftovers(left, endings, spots), tuple(leftover_concerns(left, endings, catalogue())), tuple(said)

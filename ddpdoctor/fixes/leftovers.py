@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 import time
@@ -17,11 +18,11 @@ KILL_COMMAND: Final = ("ddpdoctor", "zombies", "--kill")
 GROUPS: Final = ("processes", "gpus", "shared_memory")
 
 
-def look() -> LeftoverLook:
-    """Look at the processes, the GPUs and /dev/shm of this host."""
+def look(until: float = math.inf) -> LeftoverLook:
+    """Look at the processes, the GPUs and /dev/shm of this host. until: when to wait no longer, by the monotonic clock."""
     from ddpdoctor.probes.runner import take_snapshot
 
-    snapshot = take_snapshot(Context(sys.executable, "ddpdoctor", quick=True), GROUPS)
+    snapshot = take_snapshot(Context(sys.executable, "ddpdoctor", quick=True), GROUPS, until=until)
     return LeftoverLook(
         processes=snapshot.processes,
         gpus=snapshot.gpus,

@@ -41,9 +41,9 @@ def ended_job(environ: Mapping[str, str]) -> FinishedJob | None:
     return FinishedJob(number, int(uid), gpus)
 
 
-def look_for(job: FinishedJob) -> LeftoverLook:
-    """Look at this host as the job's user, with the rights that we have."""
-    return as_seen_by(job, leftovers.look())
+def look_for(job: FinishedJob, until: float) -> LeftoverLook:
+    """Look at this host as the job's user, with the rights that we have. until: when to wait no longer, by the monotonic clock."""
+    return as_seen_by(job, leftovers.look(until))
 
 
 def as_seen_by(job: FinishedJob, look: LeftoverLook) -> LeftoverLook:
@@ -74,11 +74,11 @@ def is_of_job(process: Process, job: FinishedJob) -> bool:
     return process.uid == job.uid and setting(process, JOB_ID) == job.number
 
 
-def end_left(left: Sequence[Leftover], job: FinishedJob, first: LeftoverLook) -> Endings:
+def end_left(left: Sequence[Leftover], job: FinishedJob, first: LeftoverLook, until: float) -> Endings:
     """End what of it is proven, after a second look some seconds after the first."""
     endings = Endings()
     if proven := [leftover for leftover in left if leftover.proven]:
-        end(proven, first, lambda: look_for(job), endings)
+        end(proven, first, lambda: look_for(job, until), endings)
     return endings
 
 

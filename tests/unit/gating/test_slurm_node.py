@@ -16,13 +16,8 @@ from ddpdoctor.gating.slurm_node import (
     read_node_state,
     reason_for,
 )
+from tests.support.scontrol import SHOWN, Scontrol
 
-SHOWN = """NodeName=n2 Arch=x86_64 CoresPerSocket=1
-   CPUAlloc=0 CPUEfctv=8 CPUTot=8 CPULoad=0.02
-   State={state} ThreadsPerCore=1 TmpDisk=0 Weight=1 Owner=N/A MCS_label=N/A
-   Partitions=all
-   Reason={reason} [root@2026-11-28T02:00:00]
-"""
 SICK = rule(
     [Concern(slug="xid-error", severity=FAIL, owner=Owner.NODE, summary="Xid 79: GPU 3 [0000:3b:00] fell off")],
     passed=1,
@@ -59,25 +54,6 @@ def test_our_own_reason_is_known_to_the_letter() -> None:
     assert NodeState(("DRAIN",), fabric).drained_for == ("a-b", "c-d")
     for reason in ("ddpdoctor: RMA 4711, leave it out", "NHC: ddpdoctor: node: a: b", "Prolog error", ""):
         assert NodeState(("DRAIN",), reason).drained_for == ()
-
-
-class Scontrol:
-    """A stand-in that shows a node, and notes what it was asked to change."""
-
-    def __init__(self, folder: Path, state: str, reason: str) -> None:
-        shown = folder / "shown"
-        shown.write_text(SHOWN.format(state=state, reason=reason) if reason else f"NodeName=n2\n   State={state} X=1\n")
-        self.asked = folder / "asked"
-        program = folder / "scontrol"
-        program.write_text(
-            f'#!/bin/sh\nif [ "$1" = show ]; then cat {shown}; else printf "%s\\n" "$@" >>{self.asked}; fi\n'
-        )
-        program.chmod(0o755)
-        self.environ = {"PATH": f"{folder}:/usr/bin:/bin", "SLURMD_NODENAME": "n2"}
-
-    @property
-    def changes(self) -> list[str]:
-        return self.asked.read_text().splitlines() if self.asked.exists() else []
 
 
 def test_a_sick_node_is_drained(tmp_path: Path) -> None:
