@@ -104,10 +104,14 @@ def gate(
         )
 
     with last_resort(left + ALARM_SECONDS, dialect.codes[3]):
-        judged = do_in_child(judge, _end_all, time.monotonic() + left)
-        if judged is None:
-            _leave(dialect.answer(no_verdict(f"it could not be reached within {seconds:g} s"), {}))
-        _leave(msgspec.json.decode(judged, type=GateAnswer))
+        try:
+            judged = do_in_child(judge, _end_all, time.monotonic() + left)
+            answer = msgspec.json.decode(judged, type=GateAnswer) if judged is not None else None
+        except OSError as error:
+            _leave(dialect.answer(no_verdict(f"no process could be started to look: {error.strerror or error}"), {}))
+        except msgspec.DecodeError:
+            _leave(dialect.answer(no_verdict("what looked at the node was ended in the middle of its answer"), {}))
+        _leave(answer or dialect.answer(no_verdict(f"it could not be reached within {seconds:g} s"), {}))
 
 
 def _judge(dialect: Dialect, caller: str, **arguments: Any) -> bytes:

@@ -166,9 +166,10 @@ def _told(concern: Concern) -> str:
     return f"{concern.owner.value}: {concern.slug}: {concern.summary}"
 
 
+# To Slurm all but 0 is a failure; 1 is also what a Python ends with that lacks the package, so 3 says that it is the verdict.
 DIALECTS: Final[Mapping[str, Dialect]] = {
-    "slurm-prolog": Dialect(codes=(0, 0, 1, 0), render=_print_lines, seconds=30, may_block_job=True, drains=True),
-    "slurm-epilog": Dialect(codes=(0, 0, 1, 0), render=_line, seconds=55, drains=True, follows_job=True),
+    "slurm-prolog": Dialect(codes=(0, 0, 3, 0), render=_print_lines, seconds=30, may_block_job=True, drains=True),
+    "slurm-epilog": Dialect(codes=(0, 0, 3, 0), render=_line, seconds=55, drains=True, follows_job=True),
     "slurm-healthcheck": Dialect(codes=(0, 0, 0, 0), render=_line, seconds=50, most_seconds=52, drains=True),
     "nhc": Dialect(codes=(0, 0, 1, 0), render=_nhc, seconds=25),
     "soperator": Dialect(codes=(0, 0, 1, 0), render=_line, seconds=55, tells_details=True, may_block_job=True),

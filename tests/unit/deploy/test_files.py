@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from ddpdoctor.gating.dialects import DIALECTS
 from tests.support.deployed import DEPLOY, INSTALLED, deployed, install, noting_doctor
 
 KUBERNETES = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
@@ -114,6 +116,33 @@ def test_scripts_take_no_node_out_where_ddpdoctor_is_missing(script: Path, tmp_p
     assert "gate --for slurm-" in (tmp_path / "called").read_text()
 
 
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_scripts_take_no_node_out_where_the_package_is_missing(script: Path, tmp_path: Path) -> None:
+    doctor = tmp_path / "ddpdoctor"
+    doctor.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -S -m ddpdoctor "$@"\n')
+    doctor.chmod(0o755)
+    installed = install(str(script.relative_to(DEPLOY)), doctor, tmp_path / "script")
+    ended = subprocess.run([installed], env={}, capture_output=True, text=True, check=False)
+    assert "No module named ddpdoctor" in ended.stderr
+    assert ended.returncode == 0
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_scripts_look_as_for_jobs_of_several_nodes(script: Path, tmp_path: Path) -> None:
+    """All alike: a check that only one of them makes would hold the node for ever."""
+    doctor = tmp_path / "ddpdoctor"
+    doctor.write_text(f'#!/bin/sh\necho "$PET_NNODES" >{shlex.quote(str(tmp_path / "nodes"))}\n')
+    doctor.chmod(0o755)
+    installed = install(str(script.relative_to(DEPLOY)), doctor, tmp_path / "script")
+    subprocess.run([installed], env={}, check=True)
+    assert (tmp_path / "nodes").read_text() == "2\n"
+
+
+def test_a_health_check_that_hangs_before_it_starts_is_ended() -> None:
+    text = (DEPLOY / "slurm" / "healthcheck.sh").read_text()
+    assert '\ntimeout -k 1 56 "$doctor" gate --for slurm-healthcheck' in text
+
+
 @pytest.mark.tool("systemd-analyze")
 def test_systemd_takes_the_units(tmp_path: Path) -> None:
     for ending in ("service", "timer"):
@@ -170,6 +199,21 @@ def test_soperator_knows_each_key(name: str) -> None:
     assert check["on_ok"] in ("none", "undrain", "uncomment")
     assert set(check["contexts"]) <= {"prolog", "epilog", "hc_program"}
     assert check["reason_base"] == "[node_problem] $name"
+
+
+def test_soperator_undrains_by_no_pass_without_a_verdict() -> None:
+    """And the two have time for a gate each in the 60 seconds of a health check."""
+    for name in ("drain", "undrain"):
+        words = json.loads((DEPLOY / "soperator" / f"ddpdoctor.{name}.json").read_text())["command"].split()
+        assert words[words.index("--timeout") + 1] == "20"
+    ok, _, fail, no_verdict = DIALECTS[words[words.index("--for") + 1]].codes
+    assert ok == 0 != fail
+    assert no_verdict != 0
+
+
+def test_nhcs_line_is_that_of_its_page() -> None:
+    line = (DEPLOY / "nhc" / "nhc.conf").read_text().splitlines()[-1]
+    assert f"\n{line}\n" in (DEPLOY.parent / "docs" / "commands" / "gate.md").read_text()
 
 
 def test_node_problem_detector_takes_the_plugin() -> None:

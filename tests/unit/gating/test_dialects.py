@@ -32,8 +32,8 @@ BLIND = no_verdict("90 of 100 checks could not be tested")
 REPORT = {"schema": 1, "command": "gate", "passed": []}
 
 CODES = {
-    "slurm-prolog": (0, 0, 1, 0),
-    "slurm-epilog": (0, 0, 1, 0),
+    "slurm-prolog": (0, 0, 3, 0),
+    "slurm-epilog": (0, 0, 3, 0),
     "slurm-healthcheck": (0, 0, 0, 0),
     "nhc": (0, 0, 1, 0),
     "soperator": (0, 0, 1, 0),
