@@ -13,7 +13,7 @@ DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 CHOSEN = 'job=~"$job", instance=~"$instance"'
 HOST_OF_INSTANCE = '"Hostname", "$1", "instance", "([^:]+)(?::[0-9]+)?"'
 """dcgm-exporter calls a host Hostname, whatever the instance is called that it was asked at."""
-COLOURS = {"ok": "green", "warn": "yellow", "fail": "red", "unknown": "purple", "skip": "text"}
+COLOURS = {"ok": "green", "warn": "yellow", "fail": "red", "unknown": "purple"}
 WIDTH = 24
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -14,6 +19,8 @@ from ddpdoctor.report.metrics import CHECK_STATUSES, check_status, metrics_text
 from tests.support.registered_checks import find_check
 
 UNSEEN = Skipped(SkipReason.UNKNOWN, "nobody knows")
+CRASHED = Skipped(SkipReason.CRASHED, "ZeroDivisionError")
+NOTHING = Skipped(SkipReason.NOT_APPLICABLE, "no GPU")
 
 
 def judged(*findings: Finding, not_tested: Skipped | None = None, seconds: float = 0.25) -> Result:
@@ -37,12 +44,14 @@ def samples(*results: Result, verdict: Verdict = Verdict.OK) -> dict[str, dict[t
     ("result", "status"),
     [
         (judged(), "ok"),
-        (judged(not_tested=UNSEEN), "skip"),
+        (judged(not_tested=NOTHING), "skip"),
+        (judged(not_tested=UNSEEN), "unknown"),
+        (judged(not_tested=CRASHED), "crashed"),
         (judged(Finding("x")), "fail"),
         (judged(Finding("x", severity=WARN), Finding("y")), "fail"),
         (judged(Finding("x", severity=WARN), not_tested=UNSEEN), "warn"),
         (judged(Finding("x", severity=INFO)), "ok"),
-        (judged(Finding("x", severity=INFO), not_tested=UNSEEN), "skip"),
+        (judged(Finding("x", severity=INFO), not_tested=UNSEEN), "unknown"),
     ],
 )
 def test_a_check_has_one_status(result: Result, status: str) -> None:
@@ -69,3 +78,18 @@ def test_the_run() -> None:
 def test_diagnosing_takes_time() -> None:
     (result,) = diagnose(Snapshot(host="n"), Plan(1, ""), [find_check("shm-too-small")])
     assert 0 < result.seconds < 60
+
+
+@pytest.mark.parametrize("variable", ["PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir"])
+def test_nothing_is_written_into_a_folder_that_the_environment_names(variable: str, tmp_path: Path) -> None:
+    script = (
+        "from ddpdoctor.engine.examination import Examination, Verdict\n"
+        "from ddpdoctor.facts.plan import Plan\n"
+        "from ddpdoctor.facts.snapshot import Snapshot\n"
+        "from ddpdoctor.report.metrics import metrics_text\n"
+        "print(metrics_text(Examination(Snapshot(host='n'), Plan(1, ''), ()), Verdict.OK, 1.5e9, 2.5))\n"
+    )
+    environ = {**os.environ, variable: str(tmp_path)}
+    ended = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=True)
+    assert "ddpdoctor_last_run_duration_seconds 2.5" in ended.stdout
+    assert list(tmp_path.iterdir()) == []
