@@ -66,25 +66,27 @@ def _folder(name: str) -> Iterator[SnapshotSource]:
         yield SnapshotSource(path, path=path)
 
 
-def read_source(source: SnapshotSource) -> list[SnapshotSource]:
+def read_source(source: SnapshotSource) -> Iterator[SnapshotSource]:
     """The snapshots with their contents: a file may hold one, or be the saved output of a launcher, with one a line.
 
-    A problem stands in the place of what can't be read.
+    A problem stands in the place of what can't be read. The output of a large job has hundreds of megabytes: it is never held whole.
     """
     if not source.path:
-        return [source]
+        yield source
+        return
     try:
         with os.fdopen(open_regular(source.path), "rb") as file:
             content = file.read(MAX_SNAPSHOT_BYTES + 1)
-            if len(content) <= MAX_SNAPSHOT_BYTES and not _begins_in_lines(content):
-                return [SnapshotSource(source.name, content=content)]
-            file.seek(0)
             if _begins_in_lines(content):
-                return list(_lines(file, f"{source.name}, "))
+                file.seek(0)
+                yield from _lines(file, f"{source.name}, ")
+            elif len(content) <= MAX_SNAPSHOT_BYTES:
+                yield SnapshotSource(source.name, content=content)
+            else:
+                yield SnapshotSource(source.name, problem=_too_large(source.name))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else None
-        return [SnapshotSource(source.name, problem=f"{source.name}: {reason or error}")]
-    return [SnapshotSource(source.name, problem=_too_large(source.name))]
+        yield SnapshotSource(source.name, problem=f"{source.name}: {reason or error}")
 
 
 def _begins_in_lines(content: bytes) -> bool:
@@ -100,34 +102,39 @@ def _too_large(name: str) -> str:
 # --- a pipe ---------------------------------------------------------------------------------------------------------------------
 
 _JSON: Final = re.compile(rb"[^{]{0,%d}?\{" % MAX_PREFIX)
+_BEGINNING: Final = re.compile(rb'\{\s*\Z|[^{]{0,%d}?\{\s*"ddpdoctor_snapshot"' % MAX_PREFIX)
+"""Of a line with which a snapshot begins, and which therefore is no part of an indented one that came before it."""
 
 
 def _lines(stream: IO[bytes], where: str = "") -> Iterator[SnapshotSource]:
     """The snapshots in a stream, each as soon as it is there."""
     packed = SnapshotLines()
     foreign = _ForeignLines(where or "standard input, ")
-    indented: list[bytes] | None = None
+    indented = bytearray()
     for number, line in enumerate(_bounded(stream), 1):
         name = f"{where}line {number}"
-        if len(line) > MAX_SNAPSHOT_BYTES:
+        is_too_long = len(line) > MAX_SNAPSHOT_BYTES
+        whole = None if is_too_long else packed.add(line)
+        if indented and (whole is not None or _BEGINNING.match(line)):
+            yield SnapshotSource(f"{where}line {number - 1}", content=bytes(indented))
+            indented.clear()
+        if is_too_long:
             yield SnapshotSource(name, problem=_too_large(name))
-        elif indented is not None:
-            indented.append(line)
-            if line.rstrip() == b"}" or sum(map(len, indented)) > MAX_SNAPSHOT_BYTES:
-                yield SnapshotSource(f"{name}", content=b"".join(indented))
-                indented = None
-        elif line.rstrip() == b"{":
-            indented = [line]
-        elif (whole := packed.add(line)) is not None:
+        elif whole is not None:
             if whole:
                 yield SnapshotSource(name, content=whole)
+        elif indented or line.rstrip() == b"{":
+            indented += line
+            if line.rstrip() == b"}" or len(indented) > MAX_SNAPSHOT_BYTES:
+                yield SnapshotSource(name, content=bytes(indented))
+                indented.clear()
         elif matched := _JSON.match(line):
             label = _label(line[: matched.end() - 1])
             yield SnapshotSource(f"{name}{f' ({label})' if label else ''}", content=line[matched.end() - 1 :].rstrip())
         elif line.strip():
             foreign.add(number, line)
-    if indented is not None:
-        yield SnapshotSource(f"{where}the last lines", content=b"".join(indented))
+    if indented:
+        yield SnapshotSource(f"{where}the last lines", content=bytes(indented))
     for lack in packed.lacking():
         yield SnapshotSource("", problem=f"{where}{lack}; was the command ended, or its output cut?")
     yield from foreign.problems()

@@ -12,7 +12,7 @@ from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.fleet_sweep.comparable import Pair
 
 MAX_WORDINGS: Final = 20
-"""Different summaries that are kept of one check; hosts beyond them count as those of the last."""
+"""Different summaries that are kept of one check, by severity and owner; hosts beyond them count as those of the last."""
 MAX_PROBLEMS: Final = 1000
 """What could not be judged and is named; more is counted."""
 
@@ -114,8 +114,8 @@ class SweepBuilder:
         self.sweep = Sweep(checks=tuple(checks))
         self._pairs: dict[Pair, int] = {}
         self._facts: dict[tuple[int, ...], int] = {}
-        self._findings: dict[tuple[str, str], int] = {}
-        self._wordings: dict[str, list[int]] = {}
+        self._findings: dict[tuple[str, Owner, str], int] = {}
+        self._wordings: dict[tuple[str, Severity, Owner], list[int]] = {}
         self._states: dict[str, str] = {}
 
     def problem(self, text: str) -> None:
@@ -143,11 +143,12 @@ class SweepBuilder:
 
     def finding(self, found: FleetFinding) -> int:
         """The place of a finding."""
-        key = (found.slug, found.key)
+        key = (found.slug, found.owner, found.key)
         place = self._findings.get(key)
         if place is not None:
             return place
-        wordings = self._wordings.setdefault(f"{found.slug} {found.severity.value}", [])
+        # By the owner, too: whose the last one is decides whether a host may take jobs.
+        wordings = self._wordings.setdefault((found.slug, found.severity, found.owner), [])
         if len(wordings) >= MAX_WORDINGS:
             return wordings[-1]
         place = self._findings[key] = len(self.sweep.findings)

@@ -5,19 +5,22 @@ from __future__ import annotations
 import io
 import json
 import os
+import time
+import tracemalloc
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from ddpdoctor.base.findings import FAIL, Finding, Owner
 from ddpdoctor.checks.catalogue import select
 from ddpdoctor.engine.snapshot_lines import to_lines
 from ddpdoctor.engine.snapshots import encode_line, encode_snapshot
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.fleet_sweep import sources
 from ddpdoctor.fleet_sweep.judging import FleetJudge
-from ddpdoctor.fleet_sweep.sources import find_sources
-from ddpdoctor.fleet_sweep.sweep import Sweep
+from ddpdoctor.fleet_sweep.sources import SnapshotSource, find_sources, read_source
+from ddpdoctor.fleet_sweep.sweep import MAX_WORDINGS, FleetFinding, Sweep, SweepBuilder
 from ddpdoctor.fleet_sweep.sweeping import judge_all, sweep_over
 from tests.support.fixture_hosts import healthy_facts, to_snapshot
 
@@ -65,6 +68,9 @@ GOOD = encode_line(host("good"))
 BAD = {
     "truncated": (GOOD[: len(GOOD) // 2], "ends too early"),
     "foreign": (b'{"name": "x"}\n', "not a snapshot"),
+    "lone brace": (b"{\n", "ends too early"),
+    "lone brace, then words": (b"{\n  retrying\n", "not valid JSON"),
+    "cut indented": (encode_snapshot(host("n9"))[:500] + b"\n", "ends too early"),
     "newer": (GOOD.replace(b'"ddpdoctor_snapshot":1', b'"ddpdoctor_snapshot":99'), "newer ddpdoctor"),
     "deep": (b'{"ddpdoctor_snapshot":1,"extra":' + b"[" * 200_000 + b"\n", "not valid JSON"),
     "noise": (
@@ -90,6 +96,46 @@ def test_what_is_bad_is_named_and_costs_no_other_host(kind: str) -> None:
     assert words in problem
     assert problem.isprintable()
     assert len(problem) < 600
+
+
+@pytest.mark.parametrize("prefix", ["", "node02: ", "[pod/snapshots-1-fghij/main] "])
+@pytest.mark.parametrize("form", ["one line", "short lines"])
+def test_a_lone_brace_costs_no_host_that_comes_after_it(prefix: str, form: str) -> None:
+    text = encode_line(host("n1")).decode() if form == "one line" else to_lines(host("n1"))
+    lines = "".join(f"{prefix}{line}\n" for line in text.splitlines())
+    sweep = swept("-", stdin=f"{{\n{lines}".encode())
+    assert list(sweep.hosts) == ["n1"]
+    assert len(sweep.problems) == 1
+
+
+def test_a_lone_brace_before_an_indented_snapshot() -> None:
+    sweep = swept("-", stdin=b"{\n" + encode_snapshot(host("n1")))
+    assert (list(sweep.hosts), len(sweep.problems)) == (["n1"], 1)
+
+
+def test_many_lines_after_a_brace_take_no_longer_each() -> None:
+    def seconds(lines: int) -> float:
+        began = time.process_time()
+        assert len(swept("-", stdin=b"{\n" + b"\n" * lines).problems) == 1
+        return time.process_time() - began
+
+    # Ten times as many take a hundred times as long where each line looks at all before it.
+    assert seconds(20_000) < 30 * (seconds(2_000) + 0.01)
+
+
+def test_a_saved_output_is_never_held_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "MAX_SNAPSHOT_BYTES", 1 << 20)
+    line = b'{"ddpdoctor_snapshot":1,"x":"' + b"x" * 100_000 + b'"}\n'
+    with (tmp_path / "srun.out").open("wb") as file:
+        file.writelines(line for _ in range(100))
+    tracemalloc.start()
+    try:
+        found = sum(1 for _ in read_source(SnapshotSource("srun.out", path=str(tmp_path / "srun.out"))))
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found == 100
+    assert most < 5 << 20
 
 
 def test_a_duplicate_is_named() -> None:
@@ -164,6 +210,21 @@ def test_a_process_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     sweep = sweep_over(find_sources([str(tmp_path)], None), (), None)
     assert sweep.hosts == {}
     assert all("was ended by SIGKILL" in problem for problem in sweep.problems)
+
+
+def test_whose_a_finding_is_is_kept_where_there_are_too_many_wordings() -> None:
+    builder = SweepBuilder(())
+
+    def owner_of(number: int, owner: Owner) -> Owner:
+        text = f"wording {number}"
+        found = FleetFinding(
+            key=text, slug="made-up", family="", severity=FAIL, owner=owner, finding=Finding(text), docs="", host="n"
+        )
+        return builder.sweep.findings[builder.finding(found)].owner
+
+    assert {owner_of(number, Owner.USER) for number in range(2 * MAX_WORDINGS)} == {Owner.USER}
+    assert owner_of(0, Owner.NODE) is owner_of(10 * MAX_WORDINGS, Owner.NODE) is Owner.NODE
+    assert len(builder.sweep.findings) == MAX_WORDINGS + 2
 
 
 def test_json_of_a_line_is_that_of_the_file() -> None:
