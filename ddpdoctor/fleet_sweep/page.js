@@ -79,5 +79,10 @@ const show = () => {
 byId("filter").addEventListener("submit", (event) => event.preventDefault());
 byId("words").addEventListener("input", show);
 byId("verdict").addEventListener("input", show);
-if (location.hash.length > 1) byId("words").value = decodeURIComponent(location.hash.slice(1));
+const hash = location.hash.slice(1);
+try {
+  byId("words").value = decodeURIComponent(hash);
+} catch {
+  byId("words").value = hash; // "#50%", typed by hand
+}
 show();

@@ -89,6 +89,10 @@ def test_the_filter_leaves_those_that_fit(page: Path, words: str, hosts: list[in
     assert shown_hosts(browse(page, "--dump-dom", words=words)) == [host_name(number) for number in hosts]
 
 
+def test_a_filter_that_is_no_escape_leaves_the_page_whole(page: Path) -> None:
+    assert f"(0 of {COUNT + 1})" in browse(page, "--dump-dom", words="50%")
+
+
 def test_nothing_of_a_snapshot_is_executed(page: Path) -> None:
     dom = browse(page, "--dump-dom")
     assert "<title>ddpdoctor fleet</title>" in dom
