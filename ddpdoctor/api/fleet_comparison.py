@@ -26,6 +26,7 @@ BY_PARTITION: Final = "partition"
 MAX_FILE_BYTES: Final = 64 * 1024 * 1024
 PASSING: Final = "passing_nodes.txt"
 FAILING: Final = "failing_nodes.txt"
+READABLE: Final = 0o644
 
 
 class FleetError(Exception):
@@ -120,7 +121,8 @@ class FleetResult(CommandResult):
         """
         paths = (os.path.join(folder, PASSING), os.path.join(folder, FAILING))  # noqa: PTH118
         for path, names in zip(paths, (self.passing, self.failing), strict=True):
-            _write("".join(f"{name}\n" for name in names), path)
+            # The users' jobs read them, and there is nothing in them but names of hosts.
+            _write("".join(f"{name}\n" for name in names), path, READABLE)
         return paths
 
     def write_html(self, path: str | os.PathLike[str]) -> None:
@@ -140,11 +142,20 @@ class FleetResult(CommandResult):
         _write(self.profile().to_json(), path)
 
 
-def _write(text: str, path: str | os.PathLike[str]) -> None:
+def _write(text: str, path: str | os.PathLike[str], mode: int | None = None) -> None:
+    """Write a file, for its owner alone unless a mode is given.
+
+    Raises:
+        FleetError: it can't be written.
+    """
+    from ddpdoctor.base.whole_files import write_whole
     from ddpdoctor.engine.snapshots import write_private
 
     try:
-        write_private(text.encode(), Path(path))
+        if mode is None:
+            write_private(text.encode(), Path(path))
+        else:
+            write_whole(path, text.encode(), mode)
     except OSError as error:
         raise FleetError(f"{os.fspath(path)}: it was not written: {error.strerror or error}") from error
 
@@ -275,10 +286,13 @@ def _profile(content: bytes, name: str, group_by: str) -> Profile:
         UsageError: it is neither.
     """
     from ddpdoctor.fleet_sweep.judging import FleetJudge
-    from ddpdoctor.fleet_sweep.profiles import profile_of, read_profile
+    from ddpdoctor.fleet_sweep.profiles import ProfileError, profile_of, read_profile
 
-    if profile := read_profile(content):
-        return profile
+    try:
+        if profile := read_profile(content):
+            return profile
+    except ProfileError as error:
+        raise UsageError(f"--baseline {name}: {error}") from error
     judge = FleetJudge(())
     judge.judge(content, name)
     if judge.sweep.problems:

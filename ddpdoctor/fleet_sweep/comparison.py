@@ -166,8 +166,13 @@ class Comparison:
             for path, expected in profile.items():
                 if not are_alike(value := facts.get(path, ABSENT), expected):
                     holders.setdefault((path, value), []).extend(host.name for host in hosts)
-        # Of what isn't there nothing else is said.
-        missing = {(path, name) for (path, value), names in holders.items() if value == ABSENT for name in names}
+        # Of what isn't there, or isn't known, nothing else is said.
+        missing = {
+            (path, name)
+            for (path, value), names in holders.items()
+            if value == ABSENT or value.startswith(UNKNOWN)
+            for name in names
+        }
         found = []
         for (path, value), names in holders.items():
             kept = tuple(name for name in names if (parent_of(path), name) not in missing)

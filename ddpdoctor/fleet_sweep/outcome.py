@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from ddpdoctor.base.findings import Owner, Severity
+from ddpdoctor.base.grouping import grouped
 from ddpdoctor.base.text import listed
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.fleet_sweep.changes import FleetChange
@@ -54,19 +55,32 @@ class FleetOutcome:
     @cached_property
     def absent(self) -> tuple[str, ...]:
         """Hosts that were expected and didn't answer."""
-        return tuple(name for name in self.expected or () if name not in self.sweep.hosts)
+        return tuple(name for name in self.expected or () if name not in self._answers)
 
     @cached_property
     def unexpected(self) -> tuple[str, ...]:
         """Hosts that answered and weren't expected."""
         if self.expected is None:
             return ()
-        wanted = set(self.expected)
-        return tuple(name for name in self.sweep.hosts if name not in wanted)
+        answered = set(self._answers.values())
+        return tuple(name for name in self.sweep.hosts if name not in answered)
+
+    @cached_property
+    def _answers(self) -> dict[str, str]:
+        """Expected hosts that answered, and what they call themselves: "node1" may be node1.cluster.local, where no other host could be."""
+        answers = {name: name for name in self.expected or () if name in self.sweep.hosts}
+        asked = grouped(dict.fromkeys(name for name in self.expected or () if name not in answers), _first_label)
+        answered = grouped((name for name in self.sweep.hosts if name not in answers), _first_label)
+        for label, names in asked.items():
+            hosts = answered.get(label, [])
+            if len(names) == len(hosts) == 1 and label in (names[0], hosts[0]):
+                answers[names[0]] = hosts[0]
+        return answers
 
     @cached_property
     def failing(self) -> dict[str, str]:
-        """Hosts on which no job should be put, and why: an absent one, one that is judged sick, differs from the baseline, or could not be judged.
+        """Hosts on which no job should be put, and why: an absent one, one that is judged sick, differs from the baseline, or could not be judged
+        or held against it.
 
         What is the user's to mend takes no host out.
         """
@@ -77,6 +91,11 @@ class FleetOutcome:
         why = {name: self._why(host, deviating.get(name, ())) for name, host in self.sweep.hosts.items()}
         why |= dict.fromkeys(self.absent, "it didn't answer")
         return {name: text for name, text in why.items() if text}
+
+    @cached_property
+    def not_held(self) -> dict[str, str]:
+        """Hosts that could not be held against the baseline, and why."""
+        return self.held.not_held if self.held else {}
 
     def _why(self, host: FleetHost, deviating: Sequence[str]) -> str:
         slugs = [
@@ -89,6 +108,8 @@ class FleetOutcome:
             reasons.append(f"other than the baseline: {listed(deviating, 3)}")
         if host.verdict is Verdict.UNKNOWN and not reasons:
             reasons.append(host.unanswered or "no verdict")
+        if not reasons and host.name in self.not_held:
+            reasons.append(self.not_held[host.name])
         return "; ".join(reasons)
 
     @cached_property
@@ -122,10 +143,14 @@ class FleetOutcome:
         verdicts = {host.verdict for host in self.sweep.hosts.values()}
         if Verdict.FAIL in verdicts or self.absent or (self.held and self.held.deviations):
             return Verdict.FAIL
-        if not verdicts or Verdict.UNKNOWN in verdicts or self.problems:
+        if not verdicts or Verdict.UNKNOWN in verdicts or self.problems or self.not_held:
             return Verdict.UNKNOWN
         odd = any(group.odd for group in self.groups)
         return Verdict.WARN if Verdict.WARN in verdicts or odd else Verdict.OK
+
+
+def _first_label(name: str) -> str:
+    return name.partition(".")[0]
 
 
 def hosts_text(names: Sequence[str], most: int = 0) -> str:

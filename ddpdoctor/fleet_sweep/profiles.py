@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 
 from ddpdoctor.base.grouping import grouped
-from ddpdoctor.base.text import escaped_json
+from ddpdoctor.base.text import escaped_json, listed, one_line
 from ddpdoctor.fleet_sweep.comparable import PRESENT, TOOL_VERSION, UNKNOWN
 from ddpdoctor.fleet_sweep.comparison import Comparison, OddFact
 from ddpdoctor.fleet_sweep.sweep import Sweep
 
+PROFILE: Final = 1
+"""The schema's version."""
 _IS_THERE = msgspec.Raw(b"{}")
 """In a file, for what is there and has facts of its own."""
+
+
+class ProfileError(Exception):
+    """A profile that can't be read; the text says why and what to do."""
+
+
+class _Header(msgspec.Struct):
+    ddpdoctor_profile: int
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,7 +35,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         groups: what hosts have in common, to paths and their values.
     """
 
-    ddpdoctor_profile: int = 1
+    ddpdoctor_profile: int = PROFILE
     groups: dict[str, dict[str, msgspec.Raw]] = {}
 
     def facts(self, label: str) -> dict[str, str] | None:
@@ -44,13 +55,25 @@ def _compact(raw: msgspec.Raw) -> str:
 
 
 def read_profile(content: bytes) -> Profile | None:
-    """The profile in these bytes; None where there is none."""
-    try:
-        profile = msgspec.json.decode(content, type=Profile)
-        header = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    """The profile in these bytes; None where they don't claim to be one.
+
+    Raises:
+        ProfileError: it is not whole, or of another version.
+    """
+    if b'"ddpdoctor_profile"' not in content:
         return None
-    return profile if "ddpdoctor_profile" in header else None
+    try:
+        version = msgspec.json.decode(content, type=_Header).ddpdoctor_profile
+        if version != PROFILE:
+            raise ProfileError(
+                f"a profile of version {version}, and this ddpdoctor reads version {PROFILE}; save it again with --save-profile, or update ddpdoctor"
+            )
+        profile = msgspec.json.decode(content, type=Profile)
+        for label in profile.groups:
+            profile.facts(label)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise ProfileError(f"not a whole profile: {one_line(str(error))}; was it edited by hand?") from error
+    return profile
 
 
 def profile_of(sweep: Sweep, labels: Mapping[str, str]) -> Profile:
@@ -80,6 +103,18 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     deviations: tuple[OddFact, ...] = ()
     unknown: tuple[OddFact, ...] = ()
     without: tuple[str, ...] = ()
+
+    @property
+    def not_held(self) -> dict[str, str]:
+        """Hosts of which nobody can say whether they are as they must be, and why."""
+        paths: dict[str, list[str]] = {}
+        for fact in self.unknown:
+            for name in fact.hosts:
+                paths.setdefault(name, []).append(fact.path)
+        found = {
+            name: f"unknown, and so not held against the baseline: {listed(own, 3)}" for name, own in paths.items()
+        }
+        return found | dict.fromkeys(self.without, "the baseline has no word of hosts like it")
 
 
 def hold(profile: Profile, sweep: Sweep, labels: Mapping[str, str]) -> Held:

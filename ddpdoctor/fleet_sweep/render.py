@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from ddpdoctor.base.findings import Severity
+from ddpdoctor.base.grouping import grouped
 from ddpdoctor.base.text import clip, clip_middle, one_line, plural
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.engine.registry import Catalogue
@@ -35,6 +36,8 @@ MAX_ROWS: Final = 25
 """Of one table; -v shows all."""
 MAX_PROBLEMS: Final = 20
 SETUP_FACTS: Final = 8
+
+_NOT_JUDGED: Final = StyledText("not judged", "bold magenta")
 
 Renamed = Callable[[str], str]
 
@@ -118,6 +121,8 @@ class _Writer:
         ]
         if self._outcome.absent:
             parts.append(f"{len(self._outcome.absent):,} did not answer")
+        if self._outcome.not_held:
+            parts.append(f"{len(self._outcome.not_held):,} could not be held against the baseline")
         if self._outcome.odd_hosts:
             odd = len(self._outcome.odd_hosts)
             parts.append(
@@ -147,11 +152,13 @@ class _Writer:
             )
         for fact in self._outcome.held.deviations if self._outcome.held else ():
             yield StyledText("FAIL  ", STYLES[Severity.FAIL]), f"baseline: {self._odd_words(fact)}"
+        for why, names in grouped(self._outcome.not_held, self._outcome.not_held.__getitem__).items():
+            yield _NOT_JUDGED, f"  {self._hosts(names)}: {self._text(why)}"
         for group in self._outcome.groups:
             for fact in group.odd:
                 yield StyledText("ODD   ", STYLES[Severity.WARN]), self._odd_words(fact)
         for problem in self._outcome.problems:
-            yield StyledText("not judged  ", "bold magenta"), self._text(problem)
+            yield _NOT_JUDGED, f"  {self._text(problem)}"
 
     def sections(self) -> Iterator[Section]:
         yield self._answers()
@@ -209,12 +216,20 @@ class _Writer:
         if held.deviations:
             blocks.append(self._fact_table(held.deviations))
         if held.unknown:
-            blocks.append(Paragraph(f"Not known on some hosts, so that nobody can say: {_paths(held.unknown)}"))
+            hosts = sorted({name for fact in held.unknown for name in fact.hosts})
+            text = f"Unknown on {self._hosts(hosts)}, so that nobody can say: {_paths(held.unknown)}"
+            blocks.append(Paragraph(text, _NOT_JUDGED, 12))
         if held.without:
-            blocks.append(Paragraph(f"The baseline has no word of hosts like these: {self._hosts(held.without)}"))
+            blocks.append(Paragraph(self._without(held.without), _NOT_JUDGED, 12))
         if not blocks:
             blocks.append(Paragraph("Every host has it as the baseline has it."))
         yield Section(tuple(blocks), "Against the baseline")
+
+    def _without(self, names: Sequence[str]) -> str:
+        return (
+            f"The baseline has no word of hosts like these: {self._hosts(names)}; take one that was saved of such hosts, with the same "
+            "--group-by"
+        )
 
     def _group(self, group: AlikeGroup) -> Iterator[Section]:
         blocks: list[Block] = []
@@ -276,9 +291,11 @@ class _Writer:
     def _problems(self) -> Section:
         problems = self._outcome.problems
         shown = problems if self._verbose else problems[:MAX_PROBLEMS]
-        label = StyledText("not judged", "bold magenta")
         return Section(
-            (*(Paragraph(self._text(problem), label, 12) for problem in shown), *_more(len(problems) - len(shown)))
+            (
+                *(Paragraph(self._text(problem), _NOT_JUDGED, 12) for problem in shown),
+                *_more(len(problems) - len(shown)),
+            )
         )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,19 @@ def test_who_passes_and_who_fails(fleet: str, tmp_path: Path) -> None:
     assert set(result.outcome.odd_hosts) == {host_name(2), host_name(3), host_name(4)}
 
 
+@pytest.mark.parametrize("euid", [0, 1000])
+def test_the_lists_are_for_all_and_the_page_is_not(
+    fleet: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, euid: int
+) -> None:
+    result = ddpdoctor.fleet([fleet])
+    (tmp_path / PASSING).touch(0o600)
+    monkeypatch.setattr(os, "geteuid", lambda: euid)
+    for path in result.write_nodes(tmp_path):
+        assert stat.S_IMODE(os.stat(path).st_mode) == 0o644  # noqa: PTH116
+    result.write_html(tmp_path / "fleet.html")
+    assert (stat.S_IMODE((tmp_path / "fleet.html").stat().st_mode) == 0o600) is (euid == 0)
+
+
 def test_a_users_own_fault_takes_no_host_out(tmp_path: Path) -> None:
     def change(number: int, facts: dict[str, Any]) -> None:
         if number == 1:
@@ -70,6 +85,28 @@ def test_expected_hosts_in_a_file(fleet: str, tmp_path: Path) -> None:
     result = ddpdoctor.fleet([fleet], expect=str(tmp_path / "nodes.txt"))
     assert result.outcome.absent == ("login1",)
     assert result.outcome.unexpected == (host_name(8),)
+
+
+@pytest.mark.parametrize(
+    ("names", "expect", "absent", "unexpected"),
+    [
+        (["n1.a.org", "n2.a.org"], "n[1-2]", (), ()),
+        (["n1", "n2"], "n1.a.org,n2.a.org,n3.a.org", ("n3.a.org",), ()),
+        (["n1.a.org", "n1.b.org"], "n1", ("n1",), ("n1.a.org", "n1.b.org")),
+        (["n1.a.org"], "n1.b.org", ("n1.b.org",), ("n1.a.org",)),
+        (["n1", "n1.a.org"], "n1", (), ("n1.a.org",)),
+        (["n1"], "n1.a.org,n1.b.org", ("n1.a.org", "n1.b.org"), ("n1",)),
+    ],
+)
+def test_a_host_may_be_expected_by_its_short_name(
+    names: list[str], expect: str, absent: tuple[str, ...], unexpected: tuple[str, ...]
+) -> None:
+    lines = "".join(
+        json.dumps({**facts, "host": name}) + "\n"
+        for name, facts in zip(names, fleet_snapshots(len(names)), strict=True)
+    )
+    outcome = ddpdoctor.fleet(["-"], expect=expect, select=["host"], stdin=io.BytesIO(lines.encode())).outcome
+    assert (outcome.absent, outcome.unexpected) == (absent, unexpected)
 
 
 @pytest.mark.parametrize("expect", ["node[1-", "./missing.txt", ","])
@@ -103,10 +140,53 @@ def test_a_profile_cut_down_by_hand_says_no_more_than_it_says(fleet: str, tmp_pa
     held = ddpdoctor.fleet([fleet], baseline=str(profile)).outcome.held
     assert held is not None
     assert [(fact.path, len(fact.hosts)) for fact in held.deviations] == [("machine.kernel", 8)]
-    profile.write_text(json.dumps({"ddpdoctor_profile": 1, "groups": {}}))
-    held = ddpdoctor.fleet([fleet], baseline=str(profile)).outcome.held
-    assert held is not None
-    assert len(held.without) == 8
+
+
+def test_a_baseline_of_other_hosts_gives_no_verdict_and_lets_nobody_pass(tmp_path: Path) -> None:
+    healthy = written(tmp_path / "healthy", change=lambda number, facts: None)
+    profile = tmp_path / "other.json"
+    profile.write_text(json.dumps({"ddpdoctor_profile": 1, "groups": {"NVIDIA A100": {"machine.kernel": "6.8.0"}}}))
+    result = ddpdoctor.fleet([healthy], baseline=str(profile))
+    assert (result.verdict, result.exit_code(), result.passing) == (Verdict.UNKNOWN, 2, ())
+    assert len(result.outcome.held.without) == len(result.failing) == 8  # type: ignore[union-attr]
+    assert result.outcome.failing[host_name(1)] == "the baseline has no word of hosts like it"
+    for text in (result.to_text(width=200), result.to_text(width=200, quiet=True)):
+        assert "baseline has no word of hosts like" in text
+        assert "8 could not be held against the baseline" in text
+
+
+@pytest.mark.parametrize("group", ["nccl", "gpus"])
+def test_what_is_unknown_on_a_host_is_not_held_against_the_baseline(tmp_path: Path, group: str) -> None:
+    healthy = written(tmp_path / "healthy", change=lambda number, facts: None)
+    profile = tmp_path / "good.json"
+    ddpdoctor.fleet([healthy]).write_profile(profile)
+
+    def change(number: int, facts: dict[str, Any]) -> None:
+        if number == 5:
+            facts[group] = {"type": "unknown", "reason": "it hung"}
+
+    result = ddpdoctor.fleet(
+        [written(tmp_path / "now", change=change)], baseline=str(profile), select=["shm-too-small"]
+    )
+    assert result.outcome.held.deviations == ()  # type: ignore[union-attr]
+    assert (result.verdict, result.failing) == (Verdict.UNKNOWN, (host_name(5),))
+    assert result.outcome.failing[host_name(5)] == f"unknown, and so not held against the baseline: {group}"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b'{"ddpdoctor_profile": 99, "groups": {}}', "a profile of version 99, and this ddpdoctor reads version 1"),
+        (b'{"ddpdoctor_profile": 99, "groups": []}', "a profile of version 99"),
+        (b'{"ddpdoctor_profile": 1, "groups": {"x": {"a": "\\ud800"}}}', "not a whole profile"),
+        (b'{"ddpdoctor_profile": 1, "groups": {"x": {"a": 1e999}}}', "not a whole profile"),
+        (b'{"ddpdoctor_profile": 1, "groups": {"x": ', "not a whole profile"),
+    ],
+)
+def test_profiles_that_cannot_be_read(fleet: str, tmp_path: Path, content: bytes, words: str) -> None:
+    (tmp_path / "bad.json").write_bytes(content)
+    with pytest.raises(ddpdoctor.UsageError, match=words):
+        ddpdoctor.fleet([fleet], baseline=str(tmp_path / "bad.json"))
 
 
 def test_the_snapshot_of_a_good_host_is_a_baseline(fleet: str) -> None:
