@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from ddpdoctor.api.checking import CheckResult, check_host
+from ddpdoctor.api.checking import CheckResult, check_host, selected_checks
 from ddpdoctor.api.errors import UsageError
 from ddpdoctor.api.results import CommandResult
 from ddpdoctor.base.findings import Owner
@@ -178,6 +178,8 @@ def gate(
     if dialect.follows_job:
         from ddpdoctor.gating.job_leftovers import ended_job
 
+        # A wrong name is told before anything is ended.
+        selected_checks(select, left_out)
         if job := ended_job(os.environ):
             # Before the checks, which are to see the node as the next job finds it.
             leftovers, job_concerns, said = _look_after(job, kill=kill, until=until)

@@ -10,6 +10,7 @@ import pytest
 
 from ddpdoctor.api import node_gate
 from ddpdoctor.api.checking import CheckResult
+from ddpdoctor.api.errors import UsageError
 from ddpdoctor.checks.catalogue import all_checks
 from ddpdoctor.engine.examination import Examination
 from ddpdoctor.engine.planning import plan_for
@@ -74,6 +75,12 @@ def test_a_check_with_nothing_to_look_at_holds_what_it_has_drained(
 def test_what_a_job_left_is_ended_before_the_node_is_checked(order: list[str]) -> None:
     node_gate.gate("slurm-epilog", kill=True)
     assert order == ["leftovers", "end", "checks"]
+
+
+def test_a_wrong_name_ends_nothing(order: list[str]) -> None:
+    with pytest.raises(UsageError, match="gpux"):
+        node_gate.gate("slurm-epilog", kill=True, select=["gpux"])
+    assert order == []
 
 
 def test_what_there_is_no_time_to_end_is_named(order: list[str]) -> None:
