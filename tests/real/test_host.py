@@ -165,7 +165,7 @@ def test_few_open_files() -> None:
 
 
 def test_enough_open_files() -> None:
-    snapshot = snapshot_within('ulimit -n 4096; "$@"', "limits")
+    snapshot = snapshot_within('ulimit -n 4096; "$@"', "limits", "environment")
     assert judged(snapshot, "nofile-limit", 8).passed
 
 

@@ -8,7 +8,6 @@ import os
 import shlex
 import subprocess
 import sysconfig
-import time
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -317,9 +316,9 @@ def test_a_node_that_never_arrives(trio: list[Host]) -> None:
 def test_a_node_that_dies_after_it_joined(trio: list[Host]) -> None:
     """n2 is killed while n3 is waited for, which then comes: the others go on, and n2 is named."""
     arguments = at_master("--nnodes", "3")
-    first = start(trio[0], "--json", "--quick", *arguments, "--node-rank", "0", "--wait", "6")
+    first = start(trio[0], "--json", "--quick", *arguments, "--node-rank", "0", "--wait", "12")
     second = start(trio[1], "--json", "--quick", *arguments, "--node-rank", "1")
-    time.sleep(3)
+    second.wait_for_line("Joined")
     second.process.kill()
     second.process.communicate()
     third = start(trio[2], "--json", "--quick", *arguments, "--node-rank", "2")

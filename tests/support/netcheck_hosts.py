@@ -74,6 +74,11 @@ class Running:
             text=True,
         )
 
+    def wait_for_line(self, words: str) -> None:
+        """Waits until a line with these words stands on its standard error, up to which `end` no longer has it."""
+        assert self.process.stderr is not None
+        assert any(words in line for line in self.process.stderr), f"{self.name} ended without {words!r}"
+
     def end(self, seconds: float = 60) -> Ran:
         """Waits for its end; killed where it takes longer, which fails the test."""
         try:

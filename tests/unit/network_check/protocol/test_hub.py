@@ -129,14 +129,16 @@ def turned_away(nnodes=2, gather=False, **hello):
     """What one more node is told that comes with this Hello while node 0 and node 1 are there; and the hub's notes."""
 
     async def go():
-        async with hub(nnodes) as one, agents(one, 1) as tasks, client(one.port, "127.0.0.3") as odd:
+        async with hub(nnodes) as one, agents(one, 1) as tasks:
             while not all(rank in one.peers and one.peers[rank].joined for rank in (0, 1)):
                 await asyncio.sleep(0.01)
             if gather:
                 await one.gather(0.05)
-            odd.hello(**hello)
-            away = await odd.until(Rejected)
-            assert await odd.ended() == b""
+            # Who dials and says nothing for long isn't waited for.
+            async with client(one.port, "127.0.0.3") as odd:
+                odd.hello(**hello)
+                away = await odd.until(Rejected)
+                assert await odd.ended() == b""
             await finish(one, *tasks)
             return away, one
 
