@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from contextlib import suppress
+from itertools import pairwise
 from typing import Annotated, Any, NoReturn
 
 import msgspec
@@ -135,7 +136,7 @@ def _end_all() -> None:
 
 def _named_caller(arguments: list[str]) -> Dialect | None:
     """The caller that the words of a command line name, whatever else is wrong with them."""
-    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for word, following in pairwise([*arguments, ""]):
         if word == "--for" or word.startswith("--for="):
             return DIALECTS.get(following if word == "--for" else word.partition("=")[2])
     return None

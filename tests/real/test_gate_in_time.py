@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 from tests.support.command import ROOT, command, ddpdoctor
 
-needs_compiler = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
+needs_compiler = pytest.mark.tool("gcc")
 HOLDS_PYTHONS_LOCK = """
 #include <unistd.h>
 int sched_getaffinity(int pid, unsigned long size, void *mask) { for (;;) pause(); }
@@ -85,8 +84,9 @@ def test_a_wrong_option_takes_no_node_out() -> None:
     nagios = ddpdoctor("gate", "--for", "nagios", "--selct", "gpu")
     assert nagios.returncode == 3
     assert nagios.stdout.startswith("UNKNOWN - ddpdoctor. no verdict: wrong usage: No such option: --selct")
-    assert ddpdoctor("gate", "--for", "nobody").returncode == 2
-    assert ddpdoctor("gate").returncode == 2
+    for options, words in (((), "Missing option '--for'"), (("--for", "nobody"), "there is no such caller; there are")):
+        ended = ddpdoctor("gate", *options)
+        assert (ended.returncode, words in " ".join(ended.stderr.split())) == (2, True), ended.stderr
 
 
 def test_nvrx_and_gpud_get_the_contract_within_their_own_keys() -> None:
