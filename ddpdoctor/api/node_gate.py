@@ -12,7 +12,7 @@ from ddpdoctor.api.errors import UsageError
 from ddpdoctor.api.results import CommandResult
 from ddpdoctor.base.findings import Owner
 from ddpdoctor.gating.dialects import DIALECTS, Dialect, GateAnswer
-from ddpdoctor.gating.ruling import Concern, Ruling, concern_of, no_verdict, rule
+from ddpdoctor.gating.outcome import Concern, GateOutcome, concern_of, no_verdict, weigh_concerns
 
 if TYPE_CHECKING:
     from ddpdoctor.engine.examination import Examination, Verdict
@@ -45,7 +45,7 @@ class GateResult(CommandResult):
 
     Args:
         caller: its name, as `--for` has it.
-        ruling: the findings that count, and what comes of them.
+        outcome: the findings that count, and what comes of them.
         checked: what the checks saw; None where they were not asked.
         leftovers: those of the job that has ended, if that was asked for.
         remarks: what was done to the node, or left undone and why.
@@ -56,13 +56,13 @@ class GateResult(CommandResult):
     def __init__(
         self,
         caller: str,
-        ruling: Ruling,
+        outcome: GateOutcome,
         checked: CheckResult | None = None,
         leftovers: JobLeftovers | None = None,
         remarks: Sequence[str] = (),
     ) -> None:
         self.caller = caller
-        self.ruling = ruling
+        self.outcome = outcome
         self.remarks = tuple(remarks)
         self._checked = checked
         self._leftovers = leftovers
@@ -73,14 +73,14 @@ class GateResult(CommandResult):
 
     @property
     def problems(self) -> Sequence[str]:
-        return (self.ruling.blind,) if self.ruling.verdict == "unknown" else ()
+        return (self.outcome.why_unknown,) if self.outcome.verdict == "unknown" else ()
 
     @property
     def verdict(self) -> Verdict:
         """FAIL where the gate is closed; what isn't the node's closes none."""
         from ddpdoctor.engine.examination import Verdict
 
-        return Verdict(self.ruling.verdict)
+        return Verdict(self.outcome.verdict)
 
     def exit_code(self, *, strict: bool = False) -> int:
         """The caller's.
@@ -89,13 +89,13 @@ class GateResult(CommandResult):
             strict: that of a failure for warnings, too.
         """
         dialect = DIALECTS[self.caller]
-        return dialect.codes[2] if strict and self.ruling.verdict == "warn" else dialect.code(self.ruling)
+        return dialect.codes[2] if strict and self.outcome.verdict == "warn" else dialect.exit_code_of(self.outcome)
 
     def answer(self) -> GateAnswer:
         """What the caller gets: exit code, standard output, and what goes to descriptor 3."""
         from msgspec import to_builtins
 
-        return DIALECTS[self.caller].answer(self.ruling, to_builtins(self.report()), self.remarks)
+        return DIALECTS[self.caller].answer(self.outcome, to_builtins(self.report()), self.remarks)
 
     def report(self, *, with_facts: bool = False) -> Report:
         """Build the JSON of all commands, with the gate's own part, typed.
@@ -111,9 +111,9 @@ class GateResult(CommandResult):
         report = super().report(with_facts=with_facts)
         gate = ReportedGate(
             caller=self.caller,
-            line=self.ruling.line,
-            failed_checks=self.ruling.slugs,
-            not_counted=tuple(dict.fromkeys(concern.slug for concern in self.ruling.others)),
+            line=self.outcome.line,
+            failed_checks=self.outcome.slugs,
+            not_counted=tuple(dict.fromkeys(concern.slug for concern in self.outcome.others)),
             remarks=self.remarks,
         )
         report = replace(report, host=report.host or os.uname().nodename, gate=gate)
@@ -160,12 +160,50 @@ def gate(
     Raises:
         UsageError: the arguments contradict each other, or name what doesn't exist.
     """
-    dialect, counted = _dialect(caller), _owners(owners)
-    _refuse_misuse(caller, dialect, counted, drain=drain, kill=kill)
     try:
-        until = time.monotonic() + dialect.seconds_for(timeout)
+        seconds = _dialect(caller).seconds_for(timeout)
     except ValueError as error:
         raise UsageError(str(error)) from error
+    return gate_until(
+        time.monotonic() + seconds,
+        caller,
+        select=select,
+        ignore=ignore,
+        owners=owners,
+        quick=quick,
+        drain=drain,
+        kill=kill,
+        killswitch=killswitch,
+    )
+
+
+def gate_until(
+    until: float,
+    caller: str,
+    *,
+    select: Sequence[str],
+    ignore: Sequence[str],
+    owners: Iterable[str | Owner],
+    quick: bool,
+    drain: bool,
+    kill: bool,
+    killswitch: str | None,
+) -> GateResult:
+    """Do what `gate` does, within a time limit that has begun already.
+
+    Args:
+        until: by the monotonic clock.
+        caller: this and all others: as for `gate`.
+        select: see there.
+        ignore: see there.
+        owners: see there.
+        quick: see there.
+        drain: see there.
+        kill: see there.
+        killswitch: see there.
+    """
+    dialect, counted = _dialect(caller), _owners(owners)
+    _refuse_misuse(caller, dialect, counted, drain=drain, kill=kill)
     from ddpdoctor.gating.switched_off import KillSwitchError, read_switched_off
 
     try:
@@ -189,23 +227,23 @@ def gate(
     checked = _check(select, left_out, quick, until)
     (examination,) = checked.examinations
     findings = map(concern_of, checked.report().findings)
-    ruling = rule(
+    outcome = weigh_concerns(
         sorted((*findings, *job_concerns), key=lambda concern: concern.severity.rank),
         passed=len(examination.passed),
-        blind=_blindness(checked),
+        why_unknown=_why_too_little(checked),
         owners=counted,
     )
-    if ruling.verdict == "fail" and dialect.may_block_job:
+    if outcome.verdict == "fail" and dialect.may_block_job:
         from ddpdoctor.gating.slurm_node import SKIPPING_WORD, job_skips_checks
 
         if job_skips_checks(os.environ, until):
-            ruling = no_verdict(f"the job's comment says {SKIPPING_WORD}")
+            outcome = no_verdict(f"the job's comment says {SKIPPING_WORD}")
     if drain:
         from ddpdoctor.gating.slurm_node import mark_node
 
         not_judged = _not_judged(examination, left_out)
-        remarks = (*remarks, *mark_node(ruling, os.environ, not_judged=not_judged, until=until))
-    return GateResult(caller, ruling, checked, leftovers, remarks)
+        remarks = (*remarks, *mark_node(outcome, os.environ, not_judged=not_judged, until=until))
+    return GateResult(caller, outcome, checked, leftovers, remarks)
 
 
 def _dialect(caller: str) -> Dialect:
@@ -251,7 +289,7 @@ def _check(select: Sequence[str], ignore: Sequence[str], quick: bool, until: flo
     return check_host(select=select, ignore=ignore, quick=quick, limit=limit)
 
 
-def _blindness(checked: CheckResult) -> str:
+def _why_too_little(checked: CheckResult) -> str:
     """Why too little was seen to call the node well; "" where enough was."""
     (examination,) = checked.examinations
     if not examination.has_too_few_answers:

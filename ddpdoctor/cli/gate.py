@@ -13,10 +13,14 @@ import typer
 from typer.core import TyperCommand
 
 from ddpdoctor.gating.dialects import DIALECTS, Dialect, GateAnswer
-from ddpdoctor.gating.ruling import no_verdict
+from ddpdoctor.gating.outcome import no_verdict
 from ddpdoctor.gating.supervision import ALARM_SECONDS, do_in_child, last_resort, seconds_since_start
 
 DETAILS_DESCRIPTOR = 3
+LAUNCHER_CODES = "DDPDOCTOR_GATE_CODES_FROM"
+"""Set by deploy/ddpdoctor-gate: what it wants added to an exit code that is an answer. All other codes say that there was none."""
+UNANSWERED_CODE = 124
+"""As `timeout` ends where there was no answer in time."""
 HANDING_OVER_SECONDS = 0.5
 """Before the time is up, for the answer without a verdict."""
 
@@ -88,11 +92,12 @@ def gate(
         seconds = dialect.seconds_for(timeout)
     except ValueError as error:
         _leave(_wrong_usage(dialect, str(error)))
-    left = seconds - seconds_since_start()
+    until = time.monotonic() + seconds - seconds_since_start()
 
     def judge() -> bytes:
         return _judge(
             dialect,
+            until - HANDING_OVER_SECONDS,
             caller,
             select=chosen or (),
             ignore=ignored or (),
@@ -101,12 +106,11 @@ def gate(
             drain=drain,
             kill=kill,
             killswitch=killswitch,
-            timeout=max(0.1, left - HANDING_OVER_SECONDS),
         )
 
-    with last_resort(left + ALARM_SECONDS, dialect.codes[3]):
+    with last_resort(until + ALARM_SECONDS, _exit_code(dialect.codes[3], is_verdict=False)):
         try:
-            judged = do_in_child(judge, _end_all, time.monotonic() + left)
+            judged = do_in_child(judge, _end_all, until)
             answer = msgspec.json.decode(judged, type=GateAnswer) if judged is not None else None
         except OSError as error:
             _leave(dialect.answer(no_verdict(f"no process could be started to look: {error.strerror or error}"), {}))
@@ -115,12 +119,12 @@ def gate(
         _leave(answer or dialect.answer(no_verdict(f"it could not be reached within {seconds:g} s"), {}))
 
 
-def _judge(dialect: Dialect, caller: str, **arguments: Any) -> bytes:
+def _judge(dialect: Dialect, until: float, caller: str, **choices: Any) -> bytes:
     """In the child. Whatever goes wrong is no verdict on the node."""
     from ddpdoctor.api import node_gate
 
     try:
-        answer = node_gate.gate(caller, **arguments).answer()
+        answer = node_gate.gate_until(until, caller, **choices).answer()
     except ValueError as error:
         answer = _wrong_usage(dialect, str(error))
     except Exception as error:
@@ -152,7 +156,13 @@ def _leave(answer: GateAnswer) -> NoReturn:
     if answer.details and _is_handed_down(DETAILS_DESCRIPTOR):
         _write(DETAILS_DESCRIPTOR, answer.details)
     _write(1, answer.stdout)
-    raise typer.Exit(answer.code)
+    raise typer.Exit(_exit_code(answer.code))
+
+
+def _exit_code(code: int, *, is_verdict: bool = True) -> int:
+    """The caller's exit code as the launcher is to see it, if that started this."""
+    base = os.environ.get(LAUNCHER_CODES, "")
+    return code if not base.isdecimal() else int(base) + code if is_verdict else UNANSWERED_CODE
 
 
 def _write(descriptor: int, text: str) -> None:

@@ -7,7 +7,7 @@ is said to Slurm, which checks a fleet has switched off, and the limit that ends
 __all__ = [
     "dialects",
     "job_leftovers",
-    "ruling",
+    "outcome",
     "slurm_node",
     "supervision",
     "switched_off",

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from ddpdoctor.base.text import escaped_json, one_line
-from ddpdoctor.gating.ruling import Concern, Ruling
+from ddpdoctor.gating.outcome import Concern, GateOutcome
 
 Codes = tuple[int, int, int, int]
 """Exit codes of ok, warn, fail, and of no verdict."""
@@ -36,7 +36,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         codes: that it is answered with.
-        render: standard output, of the ruling, the same as the JSON of all commands, and `line_bytes`.
+        render: standard output, of the outcome, the same as the JSON of all commands, and `line_bytes`.
         seconds: after which the whole ends without a verdict, unless `--timeout` says otherwise.
         most_seconds: the most that `--timeout` may say.
         line_bytes: after which the caller cuts a line; 0 where it doesn't.
@@ -47,7 +47,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     codes: Codes
-    render: Callable[[Ruling, Mapping[str, Any], int], str]
+    render: Callable[[GateOutcome, Mapping[str, Any], int], str]
     seconds: float
     most_seconds: float = 600.0
     line_bytes: int = 0
@@ -68,25 +68,25 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"--timeout must be more than 0, and at most {self.most_seconds:g} for this caller")
         return self.seconds if timeout is None else timeout
 
-    def code(self, ruling: Ruling) -> int:
-        """The exit code of a ruling."""
-        return dict(zip(("ok", "warn", "fail", "unknown"), self.codes, strict=True))[ruling.verdict]
+    def exit_code_of(self, outcome: GateOutcome) -> int:
+        """The exit code of a outcome."""
+        return dict(zip(("ok", "warn", "fail", "unknown"), self.codes, strict=True))[outcome.verdict]
 
-    def answer(self, ruling: Ruling, report: Mapping[str, Any], remarks: tuple[str, ...] = ()) -> GateAnswer:
-        """What the caller gets of a ruling.
+    def answer(self, outcome: GateOutcome, report: Mapping[str, Any], remarks: tuple[str, ...] = ()) -> GateAnswer:
+        """What the caller gets of a outcome.
 
         Args:
-            ruling: what the gate came to.
+            outcome: what the gate came to.
             report: the same as the JSON of all commands has it; empty where it was never looked.
             remarks: what else somebody should know, for standard error.
         """
-        lines = [f"not counted, {concern.owner.value}: {concern.slug}: {concern.summary}" for concern in ruling.others]
-        if ruling.verdict == "unknown":
-            lines.insert(0, ruling.line)
+        lines = [f"not counted, {concern.owner.value}: {concern.slug}: {concern.summary}" for concern in outcome.others]
+        if outcome.verdict == "unknown":
+            lines.insert(0, outcome.line)
         return GateAnswer(
-            code=self.code(ruling),
-            stdout=self.render(ruling, report, self.line_bytes),
-            details=f"{ruling.line}\n" if self.tells_details and ruling.verdict in ("fail", "warn") else "",
+            code=self.exit_code_of(outcome),
+            stdout=self.render(outcome, report, self.line_bytes),
+            details=f"{outcome.line}\n" if self.tells_details and outcome.verdict in ("fail", "warn") else "",
             stderr="".join(f"ddpdoctor: {one_line(line)}\n" for line in (*lines, *remarks)),
         )
 
@@ -99,86 +99,85 @@ def cut(text: str, most: int) -> str:
     return encoded[: most - 3].decode("utf-8", "ignore").rstrip() + "..."
 
 
-def _line(ruling: Ruling, report: Mapping[str, Any], line_bytes: int) -> str:
-    return f"{cut(ruling.line, line_bytes)}\n"
+def render_line(outcome: GateOutcome, report: Mapping[str, Any], line_bytes: int) -> str:
+    return f"{cut(outcome.line, line_bytes)}\n"
 
 
-def _print_lines(ruling: Ruling, report: Mapping[str, Any], line_bytes: int) -> str:
+def render_print_lines(outcome: GateOutcome, report: Mapping[str, Any], line_bytes: int) -> str:
     """Lines that Slurm hands on to the job's own output."""
-    return "".join(f"print ddpdoctor: {_told(concern)}\n" for concern in ruling.failures)
+    return "".join(f"print ddpdoctor: {_describe(concern)}\n" for concern in outcome.failures)
 
 
-def _nhc(ruling: Ruling, report: Mapping[str, Any], line_bytes: int) -> str:
+def render_nhc(outcome: GateOutcome, report: Mapping[str, Any], line_bytes: int) -> str:
     """Begins with ERROR, or with OK where there is nothing to take the node offline for."""
-    word = {"fail": "ERROR", "unknown": "OK, undecided"}.get(ruling.verdict, "OK")
-    return OUTSIDE_NHC.sub("_", f"{word} - {ruling.line}") + "\n"
+    word = {"fail": "ERROR", "unknown": "OK, undecided"}.get(outcome.verdict, "OK")
+    return OUTSIDE_NHC.sub("_", f"{word} - {outcome.line}") + "\n"
 
 
-def _nagios(ruling: Ruling, report: Mapping[str, Any], line_bytes: int) -> str:
+def render_nagios(outcome: GateOutcome, report: Mapping[str, Any], line_bytes: int) -> str:
     # What follows a vertical bar would be figures.
-    return f"{NAGIOS_WORDS[ruling.verdict]} - ddpdoctor. {ruling.line}".replace("|", "/") + "\n"
+    return f"{NAGIOS_WORDS[outcome.verdict]} - ddpdoctor. {outcome.line}".replace("|", "/") + "\n"
 
 
-def _lines(ruling: Ruling, report: Mapping[str, Any], line_bytes: int) -> str:
+def render_lines(outcome: GateOutcome, report: Mapping[str, Any], line_bytes: int) -> str:
     """What people read in a pod's log: the line, then each finding that counts with the first commands that mend it."""
-    return "\n".join(_paragraph(ruling)) + "\n"
+    return "\n".join(_paragraph(outcome)) + "\n"
 
 
-def _paragraph(ruling: Ruling) -> Iterator[str]:
-    yield f"ddpdoctor: {ruling.line}"
-    for concern in (*ruling.failures, *ruling.warnings):
-        yield f"{concern.severity.value}: {_told(concern)}"
+def _paragraph(outcome: GateOutcome) -> Iterator[str]:
+    yield f"ddpdoctor: {outcome.line}"
+    for concern in (*outcome.failures, *outcome.warnings):
+        yield f"{concern.severity.value}: {_describe(concern)}"
         yield from (f"  {command}" for command in concern.commands)
 
 
-def _nvrx(ruling: Ruling, report: Mapping[str, Any], line_bytes: int) -> str:
+def render_nvrx(outcome: GateOutcome, report: Mapping[str, Any], line_bytes: int) -> str:
     """A health check of NVRx counts what failed, and takes an answer without a count for a failure."""
     keys = {
-        "fail_count": len(ruling.slugs),
-        "failed_checks": ruling.slugs,
-        "verdict": ruling.verdict,
-        "message": ruling.line,
+        "fail_count": len(outcome.slugs),
+        "failed_checks": outcome.slugs,
+        "verdict": outcome.verdict,
+        "message": outcome.line,
     }
-    return _json(keys, report)
+    return _render_json(keys, report)
 
 
-def _gpud(ruling: Ruling, report: Mapping[str, Any], line_bytes: int) -> str:
+def render_gpud(outcome: GateOutcome, report: Mapping[str, Any], line_bytes: int) -> str:
     """`passed` is null without a verdict. `action` is GPUd's own word where what mends it is to start the host anew."""
-    commands = ruling.failures[0].commands if ruling.failures else ()
+    commands = outcome.failures[0].commands if outcome.failures else ()
     keys = {
         "name": "ddpdoctor",
-        "result": ruling.verdict,
-        "error": ruling.line if ruling.verdict in ("fail", "unknown") else "",
-        "passed": {"fail": False, "unknown": None}.get(ruling.verdict, True),
+        "result": outcome.verdict,
+        "error": outcome.line if outcome.verdict in ("fail", "unknown") else "",
+        "passed": {"fail": False, "unknown": None}.get(outcome.verdict, True),
         "action": "REBOOT_SYSTEM" if any(re.search(r"\breboot\b", command) for command in commands) else "",
-        "suggestion": f"ddpdoctor explain {ruling.slugs[0]}" if ruling.slugs else "",
+        "suggestion": f"ddpdoctor explain {outcome.slugs[0]}" if outcome.slugs else "",
         "commands": commands,
     }
-    return _json(keys, report)
+    return _render_json(keys, report)
 
 
-def _json(keys: Mapping[str, Any], report: Mapping[str, Any]) -> str:
+def _render_json(keys: Mapping[str, Any], report: Mapping[str, Any]) -> str:
     """The caller's keys, on one line, and within them the report."""
     return escaped_json(json.dumps({**keys, "report": report} if report else keys)) + "\n"
 
 
-def _told(concern: Concern) -> str:
+def _describe(concern: Concern) -> str:
     return f"{concern.owner.value}: {concern.slug}: {concern.summary}"
 
 
-# To Slurm all but 0 is a failure; 1 is also what a Python ends with that lacks the package, so 3 says that it is the verdict.
 DIALECTS: Final[Mapping[str, Dialect]] = {
-    "slurm-prolog": Dialect(codes=(0, 0, 3, 0), render=_print_lines, seconds=30, may_block_job=True, drains=True),
-    "slurm-epilog": Dialect(codes=(0, 0, 3, 0), render=_line, seconds=55, drains=True, follows_job=True),
-    "slurm-healthcheck": Dialect(codes=(0, 0, 0, 0), render=_line, seconds=50, most_seconds=52, drains=True),
-    "nhc": Dialect(codes=(0, 0, 1, 0), render=_nhc, seconds=25),
-    "soperator": Dialect(codes=(0, 0, 1, 0), render=_line, seconds=55, tells_details=True, may_block_job=True),
-    "npd": Dialect(codes=(0, 0, 1, 2), render=_line, seconds=4, line_bytes=80),
-    "nvsentinel": Dialect(codes=(0, 0, 1, 2), render=_lines, seconds=120, may_block_job=True),
-    "nagios": Dialect(codes=(0, 1, 2, 3), render=_nagios, seconds=50),
-    "gcm": Dialect(codes=(0, 1, 2, 3), render=_nagios, seconds=120),
-    "gpud": Dialect(codes=(0, 0, 1, 0), render=_gpud, seconds=50),
-    "nvrx": Dialect(codes=(0, 0, 1, 0), render=_nvrx, seconds=50),
-    "k8s-init": Dialect(codes=(0, 0, 1, 0), render=_lines, seconds=120, may_block_job=True),
+    "slurm-prolog": Dialect(codes=(0, 0, 1, 0), render=render_print_lines, seconds=30, may_block_job=True, drains=True),
+    "slurm-epilog": Dialect(codes=(0, 0, 1, 0), render=render_line, seconds=55, drains=True, follows_job=True),
+    "slurm-healthcheck": Dialect(codes=(0, 0, 0, 0), render=render_line, seconds=50, most_seconds=52, drains=True),
+    "nhc": Dialect(codes=(0, 0, 1, 0), render=render_nhc, seconds=25),
+    "soperator": Dialect(codes=(0, 0, 1, 0), render=render_line, seconds=55, tells_details=True, may_block_job=True),
+    "npd": Dialect(codes=(0, 0, 1, 2), render=render_line, seconds=4, line_bytes=80),
+    "nvsentinel": Dialect(codes=(0, 0, 1, 2), render=render_lines, seconds=120, may_block_job=True),
+    "nagios": Dialect(codes=(0, 1, 2, 3), render=render_nagios, seconds=50),
+    "gcm": Dialect(codes=(0, 1, 2, 3), render=render_nagios, seconds=120),
+    "gpud": Dialect(codes=(0, 0, 1, 0), render=render_gpud, seconds=50),
+    "nvrx": Dialect(codes=(0, 0, 1, 0), render=render_nvrx, seconds=50),
+    "k8s-init": Dialect(codes=(0, 0, 1, 0), render=render_lines, seconds=120, may_block_job=True),
 }
 """The callers, by the name that `--for` takes."""

@@ -15,7 +15,7 @@ from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.processes import Process
 from ddpdoctor.fixes import leftovers
-from ddpdoctor.gating.ruling import Concern
+from ddpdoctor.gating.outcome import Concern
 from ddpdoctor.processes.jobs import setting
 from ddpdoctor.processes.leftovers.ending import Endings, LeftoverLook, end
 from ddpdoctor.processes.leftovers.leftover import Leftover

@@ -11,7 +11,7 @@ import msgspec
 
 from ddpdoctor.base.text import one_line
 from ddpdoctor.base.unknown import Maybe, Unknown
-from ddpdoctor.gating.ruling import Ruling
+from ddpdoctor.gating.outcome import GateOutcome
 from ddpdoctor.probes.programs import DEFAULT_PATH, find_program
 from ddpdoctor.probes.subprocesses import EndedProgram, run
 
@@ -74,35 +74,35 @@ def read_node_state(text: str) -> NodeState | None:
     return NodeState(tuple(word for word in words if word), reason[1].strip() if reason else "")
 
 
-def reason_for(ruling: Ruling, kept: Sequence[str] = ()) -> str:
+def reason_for(outcome: GateOutcome, kept: Sequence[str] = ()) -> str:
     """The reason with which a node is drained. kept: checks for which it was drained before, and which still hold it."""
     # Here and not above: the table has no need of Slurm.
     from ddpdoctor.gating.dialects import cut
 
-    slugs = (*ruling.slugs, *kept)
-    owners = ", ".join(dict.fromkeys(concern.owner.value for concern in ruling.failures))
+    slugs = (*outcome.slugs, *kept)
+    owners = ", ".join(dict.fromkeys(concern.owner.value for concern in outcome.failures))
     for count in range(len(slugs), 0, -1):
         more = f" and {len(slugs) - count} more" if count < len(slugs) else ""
         names = f"{PREFIX}{owners}: {', '.join(slugs[:count])}{more}: "
         if len(names) <= MAX_REASON_BYTES - SUMMARY_BYTES:
             break
-    return cut(names + one_line(ruling.failures[0].summary), MAX_REASON_BYTES)
+    return cut(names + one_line(outcome.failures[0].summary), MAX_REASON_BYTES)
 
 
 def mark_node(
-    ruling: Ruling, environ: Mapping[str, str], *, not_judged: Collection[str], until: float
+    outcome: GateOutcome, environ: Mapping[str, str], *, not_judged: Collection[str], until: float
 ) -> tuple[str, ...]:
     """Drain this node where the gate is closed, and take that back where it is open again.
 
     Args:
-        ruling: what the gate came to; without a verdict nothing is done.
+        outcome: what the gate came to; without a verdict nothing is done.
         environ: names the node (SLURMD_NODENAME).
         not_judged: checks of which this pass says nothing: what they have drained stays so.
         until: by the monotonic clock.
     Returns:
         What was done, or left undone and why, in words; nothing where there was nothing to do.
     """
-    if ruling.verdict == "unknown":
+    if outcome.verdict == "unknown":
         return ()
     name = environ.get("SLURMD_NODENAME", "")
     if not NODE_NAME.fullmatch(name) or name.upper() == "ALL":
@@ -110,46 +110,56 @@ def mark_node(
     node = _ask(name, environ, until)
     if isinstance(node, Unknown):
         return (f"nothing was drained or undrained: {node.reason}",)
-    if ruling.verdict == "fail":
-        return _drain(name, node, ruling, not_judged, environ, until)
-    return _undrain(name, node, ruling, not_judged, environ, until)
+    if outcome.verdict == "fail":
+        return _drain(name, node, outcome, not_judged, environ, until)
+    return _undrain(name, node, outcome, not_judged, environ, until)
 
 
 def _drain(
-    name: str, node: NodeState, ruling: Ruling, not_judged: Collection[str], environ: Mapping[str, str], until: float
+    name: str,
+    node: NodeState,
+    outcome: GateOutcome,
+    not_judged: Collection[str],
+    environ: Mapping[str, str],
+    until: float,
 ) -> tuple[str, ...]:
     if node.reason and not _OUR_REASON.match(node.reason):
         return (f"{name} was not drained: its reason is somebody else's: {node.reason}",)
     if node.is_in_slurms_hands or (node.is_drained and not node.reason):
         return (f"{name} was not drained: it is {'+'.join(node.words)} already",)
-    kept = [slug for slug in _holding(node, ruling, not_judged) if slug not in ruling.slugs]
+    kept = [slug for slug in _holding(node, outcome, not_judged) if slug not in outcome.slugs]
     # What isn't named there would be forgotten with a new reason.
-    if node.is_drained and (node.hides_checks or set(node.drained_for) == {*ruling.slugs, *kept}):
+    if node.is_drained and (node.hides_checks or set(node.drained_for) == {*outcome.slugs, *kept}):
         return (f"{name} is drained already",)
-    reason = reason_for(ruling, kept)
+    reason = reason_for(outcome, kept)
     ended = _scontrol(("update", f"NodeName={name}", "State=DRAIN", f"Reason={reason}"), environ, until)
     return (f"{name} was drained" if ended.ok else f"{name} could not be drained: {_why(ended)}",)
 
 
 def _undrain(
-    name: str, node: NodeState, ruling: Ruling, not_judged: Collection[str], environ: Mapping[str, str], until: float
+    name: str,
+    node: NodeState,
+    outcome: GateOutcome,
+    not_judged: Collection[str],
+    environ: Mapping[str, str],
+    until: float,
 ) -> tuple[str, ...]:
-    if reason := _why_not_undrained(name, node, ruling, not_judged):
+    if reason := _why_not_undrained(name, node, outcome, not_judged):
         return (f"{name} stays drained: {reason}",) if node.is_drained else ()
     # Not RESUME, which would also bring back a node that is down.
     ended = _scontrol(("update", f"NodeName={name}", "State=UNDRAIN"), environ, until)
     return (f"{name} was undrained" if ended.ok else f"{name} could not be undrained: {_why(ended)}",)
 
 
-def _why_not_undrained(name: str, node: NodeState, ruling: Ruling, not_judged: Collection[str]) -> str:
+def _why_not_undrained(name: str, node: NodeState, outcome: GateOutcome, not_judged: Collection[str]) -> str:
     if not node.drained_for:
         return node.reason or "no reason is given"
     if node.is_in_slurms_hands:
         return f"it is {'+'.join(node.words)}"
     if node.hides_checks:
         return f"its reason doesn't name all checks; undrain it yourself: scontrol update NodeName={name} State=UNDRAIN"
-    holding = _holding(node, ruling, not_judged)
-    found = [slug for slug in holding if slug in ruling.told_slugs]
+    holding = _holding(node, outcome, not_judged)
+    found = [slug for slug in holding if slug in outcome.told_slugs]
     unseen = [slug for slug in holding if slug not in found]
     return "; ".join(
         f"this pass {words} {', '.join(slugs)}"
@@ -158,10 +168,10 @@ def _why_not_undrained(name: str, node: NodeState, ruling: Ruling, not_judged: C
     )
 
 
-def _holding(node: NodeState, ruling: Ruling, not_judged: Collection[str]) -> tuple[str, ...]:
+def _holding(node: NodeState, outcome: GateOutcome, not_judged: Collection[str]) -> tuple[str, ...]:
     """The checks for which we have drained it that haven't healed: they find something still, as a warning or another owner's, too,
     or say nothing."""
-    return tuple(slug for slug in node.drained_for if slug in not_judged or slug in ruling.told_slugs)
+    return tuple(slug for slug in node.drained_for if slug in not_judged or slug in outcome.told_slugs)
 
 
 def job_skips_checks(environ: Mapping[str, str], until: float) -> bool:

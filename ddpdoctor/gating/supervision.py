@@ -30,14 +30,14 @@ def seconds_since_start() -> float:
 
 
 @contextmanager
-def last_resort(seconds: float, code: int) -> Iterator[None]:
-    """End this process with that code if it hasn't left in time, as where nobody reads what it writes."""
+def last_resort(until: float, code: int) -> Iterator[None]:
+    """End this process with that code if it hasn't left by then (monotonic clock), as where nobody reads what it writes."""
 
     def end(number: int, frame: object) -> NoReturn:
         os._exit(code)
 
     signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, max(0.1, seconds))
+    signal.setitimer(signal.ITIMER_REAL, max(0.1, until - time.monotonic()))
     try:
         yield
     finally:

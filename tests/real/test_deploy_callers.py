@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.deployed import DEPLOY, deployed, install, noting_doctor, this_doctor
+from tests.support.deployed import DEPLOY, broken_doctor, deployed, install, noting_doctor, this_doctor
 from tests.support.namespaces import network
 from tests.support.running_jobs import wait_until
 from tests.support.slurm import slurm
@@ -149,17 +149,15 @@ def test_installed_as_the_docs_say_it_drains_a_sick_node_until_it_heals(tmp_path
 @pytest.mark.parametrize(
     ("name", "codes"),
     [
-        ("prolog.d/50-ddpdoctor.sh", {0: 0, 1: 0, 2: 0, 3: 1, 127: 0}),
-        ("epilog.d/50-ddpdoctor.sh", {0: 0, 1: 0, 2: 0, 3: 1, 127: 0}),
-        ("healthcheck.sh", {0: 0, 1: 0, 2: 0, 3: 0, 127: 0}),
+        ("prolog.d/50-ddpdoctor.sh", {40: 0, 41: 1, 1: 0, 2: 0, 127: 0}),
+        ("epilog.d/50-ddpdoctor.sh", {40: 0, 41: 1, 1: 0, 2: 0, 127: 0}),
+        ("healthcheck.sh", {40: 0, 41: 0, 1: 0, 2: 0, 127: 0}),
     ],
 )
 def test_only_a_verdict_takes_a_node_out(name: str, codes: dict[int, int], tmp_path: Path) -> None:
-    doctor = tmp_path / "ddpdoctor"
-    script = install(f"slurm/{name}", doctor, tmp_path / "script")
     for code, wanted in codes.items():
-        doctor.write_text(f"#!/bin/sh\nexit {code}\n")
-        doctor.chmod(0o755)
+        launcher = broken_doctor(tmp_path, f"exit {code}")
+        script = install(f"slurm/{name}", launcher.with_name("ddpdoctor"), tmp_path / "script")
         assert subprocess.run([script], env={}, check=False).returncode == wanted
 
 

@@ -63,6 +63,11 @@ def test_installed_elsewhere_it_has_every_check(wheel: Path, tmp_path: Path) -> 
         text=True,
     )
     assert json.loads(checked.stdout)["verdict"] in ("ok", "warn", "fail"), checked.stderr
+    launcher = environment / "bin" / "ddpdoctor-gate"
+    assert launcher.read_text() == (ROOT / "deploy" / "ddpdoctor-gate").read_text()
+    gated = subprocess.run([launcher, "--for", "npd", "--select", "host"], env={}, capture_output=True, text=True)
+    assert gated.returncode in (0, 1, 2), gated.stderr
+    assert "broken" not in gated.stdout
 
 
 def test_wheel_holds_data_and_no_tests(wheel: Path) -> None:

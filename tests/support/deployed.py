@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -20,7 +21,7 @@ def deployed(name: str, doctor: Path) -> str:
 
 
 def this_doctor(folder: Path) -> Path:
-    """A program that is this ddpdoctor, whatever the environment."""
+    """A program that is this ddpdoctor, whatever the environment, and its launcher beside it, as in an installation's bin/."""
     return _program(
         folder / "ddpdoctor",
         f'PYTHONPATH={shlex.quote(str(ROOT))} exec {shlex.quote(sys.executable)} -m ddpdoctor "$@"',
@@ -28,13 +29,25 @@ def this_doctor(folder: Path) -> Path:
 
 
 def noting_doctor(folder: Path) -> Path:
-    """A program that notes its arguments in "called" beside it, a line a call, and says that all is well."""
+    """A program that notes its arguments in "called" beside it, a line a call, and says that all is well; with the launcher."""
     return _program(folder / "ddpdoctor", f'echo "$@" >>{shlex.quote(str(folder / "called"))}')
 
 
-def _program(path: Path, script: str) -> Path:
-    path.write_text(f"#!/bin/sh\n{script}\n")
+def broken_doctor(folder: Path, script: str, interpreter: str = "/bin/sh") -> Path:
+    """An installation's bin/ whose ddpdoctor is that script.
+
+    Returns:
+        The launcher in it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    program = _program(folder / "ddpdoctor", script, interpreter)
+    return program.with_name(f"{program.name}-gate")
+
+
+def _program(path: Path, script: str, interpreter: str = "/bin/sh") -> Path:
+    path.write_text(f"#!{interpreter}\n{script}\n")
     path.chmod(0o755)
+    shutil.copy(DEPLOY / "ddpdoctor-gate", path.parent)
     return path
 
 

@@ -10,30 +10,30 @@ import pytest
 
 from ddpdoctor.base.findings import FAIL, WARN, Owner, Severity
 from ddpdoctor.gating.dialects import DIALECTS, GateAnswer, cut
-from ddpdoctor.gating.ruling import Concern, Ruling, no_verdict, rule
+from ddpdoctor.gating.outcome import Concern, GateOutcome, no_verdict, weigh_concerns
 
 
 def concern(slug: str, severity: Severity = FAIL, owner: Owner = Owner.NODE, summary: str = "it is so") -> Concern:
     return Concern(slug=slug, severity=severity, owner=owner, summary=summary, commands=("sudo reboot",))
 
 
-SICK = rule(
+SICK = weigh_concerns(
     [
         concern("gpu-fell-off-bus", summary="GPU 3 is gone"),
         concern("xid-error"),
         concern("omp-threads", WARN, Owner.USER),
     ],
     passed=30,
-    blind="",
+    why_unknown="",
 )
-WARNED = rule([concern("clock-skew", WARN, summary="2 s ahead")], passed=31, blind="")
-WELL = rule([], passed=34, blind="")
+WARNED = weigh_concerns([concern("clock-skew", WARN, summary="2 s ahead")], passed=31, why_unknown="")
+WELL = weigh_concerns([], passed=34, why_unknown="")
 BLIND = no_verdict("90 of 100 checks could not be tested")
 REPORT = {"schema": 1, "command": "gate", "passed": []}
 
 CODES = {
-    "slurm-prolog": (0, 0, 3, 0),
-    "slurm-epilog": (0, 0, 3, 0),
+    "slurm-prolog": (0, 0, 1, 0),
+    "slurm-epilog": (0, 0, 1, 0),
     "slurm-healthcheck": (0, 0, 0, 0),
     "nhc": (0, 0, 1, 0),
     "soperator": (0, 0, 1, 0),
@@ -47,8 +47,8 @@ CODES = {
 }
 
 
-def answer(name: str, ruling: Ruling = SICK) -> GateAnswer:
-    return DIALECTS[name].answer(ruling, REPORT)
+def answer(name: str, outcome: GateOutcome = SICK) -> GateAnswer:
+    return DIALECTS[name].answer(outcome, REPORT)
 
 
 def test_all_callers_are_tested() -> None:
@@ -57,7 +57,7 @@ def test_all_callers_are_tested() -> None:
 
 @pytest.mark.parametrize("name", CODES)
 def test_exit_codes(name: str) -> None:
-    assert tuple(answer(name, ruling).code for ruling in (WELL, WARNED, SICK, BLIND)) == CODES[name]
+    assert tuple(answer(name, outcome).code for outcome in (WELL, WARNED, SICK, BLIND)) == CODES[name]
 
 
 @pytest.mark.parametrize("name", CODES)
@@ -79,7 +79,7 @@ def test_the_reason_names_the_owner_and_the_worst_first(name: str) -> None:
 
 
 def test_node_problem_detector_gets_one_line_of_80_bytes() -> None:
-    long = rule([concern("xid-error", summary="ü" * 100)], passed=1, blind="")
+    long = weigh_concerns([concern("xid-error", summary="ü" * 100)], passed=1, why_unknown="")
     line = answer("npd", long).stdout
     assert line.count("\n") == 1
     assert line.startswith("node: xid-error: üü")
@@ -92,22 +92,22 @@ def test_nagios_reads_a_word_and_no_figures() -> None:
     assert answer("nagios", WELL).stdout == "OK - ddpdoctor. 34 checks passed\n"
     assert answer("nagios", WARNED).stdout == "WARNING - ddpdoctor. node: clock-skew: 2 s ahead\n"
     assert answer("nagios", BLIND).stdout.startswith("UNKNOWN - ddpdoctor. no verdict: ")
-    piped = rule([concern("xid-error", summary="a | b")], passed=0, blind="")
+    piped = weigh_concerns([concern("xid-error", summary="a | b")], passed=0, why_unknown="")
     assert answer("nagios", piped).stdout == answer("gcm", piped).stdout
     assert answer("nagios", piped).stdout == "CRITICAL - ddpdoctor. node: xid-error: a / b\n"
 
 
 def test_nhc_can_eval_the_line_as_it_does() -> None:
     """It hands what a check says to `eval`, between single quotes."""
-    evil = rule(
-        [concern("xid-error", summary="x'; touch /tmp/gate-was-here; echo ' $(id) `id` \"")], passed=0, blind=""
+    evil = weigh_concerns(
+        [concern("xid-error", summary="x'; touch /tmp/gate-was-here; echo ' $(id) `id` \"")], passed=0, why_unknown=""
     )
     line = answer("nhc", evil).stdout.rstrip("\n")
     shell = f"eval printf %s \"'{line}'\""
     assert subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True).stdout == line
     assert line.startswith("ERROR - node: xid-error: x_")
     # By `-m '!/^ERROR/'`, and by `-m '/^OK/'`, too: a pass without a verdict takes no node offline.
-    assert [answer("nhc", ruling).stdout[:2] for ruling in (WELL, WARNED, BLIND)] == ["OK"] * 3
+    assert [answer("nhc", outcome).stdout[:2] for outcome in (WELL, WARNED, BLIND)] == ["OK"] * 3
 
 
 def test_soperator_reads_descriptor_3() -> None:
@@ -137,8 +137,8 @@ def test_a_pods_log_has_the_findings_with_their_commands(name: str) -> None:
 
 
 def test_gpud_reads_one_object() -> None:
-    def told(ruling: Ruling) -> dict[str, Any]:
-        (line,) = answer("gpud", ruling).stdout.splitlines()
+    def told(outcome: GateOutcome) -> dict[str, Any]:
+        (line,) = answer("gpud", outcome).stdout.splitlines()
         found: dict[str, Any] = json.loads(line)
         return found
 
@@ -152,12 +152,12 @@ def test_gpud_reads_one_object() -> None:
         "commands": ["sudo reboot"],
         "report": REPORT,
     }
-    assert [told(ruling)["passed"] for ruling in (WELL, WARNED, BLIND)] == [True, True, None]
+    assert [told(outcome)["passed"] for outcome in (WELL, WARNED, BLIND)] == [True, True, None]
     assert told(BLIND)["error"]
 
 
 def test_nvrx_counts_failed_checks() -> None:
-    told = [json.loads(answer("nvrx", ruling).stdout) for ruling in (WELL, WARNED, SICK, BLIND)]
+    told = [json.loads(answer("nvrx", outcome).stdout) for outcome in (WELL, WARNED, SICK, BLIND)]
     assert [one["fail_count"] for one in told] == [0, 0, 2, 0]
     assert all(isinstance(one["failed_checks"], list) for one in told)
 
@@ -165,9 +165,9 @@ def test_nvrx_counts_failed_checks() -> None:
 def test_only_the_nodes_own_failures_count() -> None:
     mine, fabric = concern("disk-full", owner=Owner.USER), concern("mtu-mismatch", owner=Owner.FABRIC)
     unknown = concern("memory-low", owner=Owner.UNKNOWN)
-    assert rule([mine, fabric], passed=5, blind="").verdict == "ok"
-    assert rule([mine, fabric, unknown], passed=5, blind="").verdict == "warn"
-    asked = rule([mine, fabric], passed=5, blind="", owners=(Owner.NODE, Owner.FABRIC))
+    assert weigh_concerns([mine, fabric], passed=5, why_unknown="").verdict == "ok"
+    assert weigh_concerns([mine, fabric, unknown], passed=5, why_unknown="").verdict == "warn"
+    asked = weigh_concerns([mine, fabric], passed=5, why_unknown="", owners=(Owner.NODE, Owner.FABRIC))
     assert (asked.verdict, asked.slugs, [one.slug for one in asked.others]) == (
         "fail",
         ("mtu-mismatch",),
@@ -176,19 +176,22 @@ def test_only_the_nodes_own_failures_count() -> None:
 
 
 def test_the_line_names_the_checks_of_the_owner_that_it_names() -> None:
-    mixed = rule(
+    mixed = weigh_concerns(
         [concern("xid-error"), concern("mtu-mismatch", owner=Owner.FABRIC), concern("disk-full")],
         passed=5,
-        blind="",
+        why_unknown="",
         owners=(Owner.NODE, Owner.FABRIC),
     )
     assert mixed.line == "node: xid-error, disk-full: it is so"
 
 
 def test_what_was_seen_to_fail_fails_however_little_was_seen() -> None:
-    assert rule([concern("xid-error")], passed=0, blind="80 of 90 checks could not be tested").verdict == "fail"
-    assert rule([concern("xid-error", WARN)], passed=1, blind="80 of 90 checks").verdict == "unknown"
-    assert rule([concern("disk-full", owner=Owner.USER)], passed=0, blind="").verdict == "unknown"
+    assert (
+        weigh_concerns([concern("xid-error")], passed=0, why_unknown="80 of 90 checks could not be tested").verdict
+        == "fail"
+    )
+    assert weigh_concerns([concern("xid-error", WARN)], passed=1, why_unknown="80 of 90 checks").verdict == "unknown"
+    assert weigh_concerns([concern("disk-full", owner=Owner.USER)], passed=0, why_unknown="").verdict == "unknown"
 
 
 def test_a_time_limit_that_the_caller_does_not_wait_for_is_refused() -> None:

@@ -15,7 +15,7 @@ from ddpdoctor.gating.job_leftovers import (
     left_by,
     leftover_concerns,
 )
-from ddpdoctor.gating.ruling import rule
+from ddpdoctor.gating.outcome import weigh_concerns
 from ddpdoctor.processes.leftovers.ending import Endings, LeftoverLook
 from ddpdoctor.processes.leftovers.leftover import Leftover
 from ddpdoctor.report.reported_leftovers import Certainty, Fate, LeftoverKind
@@ -67,12 +67,15 @@ def test_a_leftover_is_its_users_until_it_does_not_even_end_when_it_is_killed() 
     )
     (left,) = leftover_concerns([worker], Endings(), catalogue())
     assert (left.owner, left.severity) == (Owner.USER, WARN)
-    assert rule([left], passed=3, blind="").verdict == "ok"
+    assert weigh_concerns([left], passed=3, why_unknown="").verdict == "ok"
     endings = Endings()
     endings.add(worker, Fate.STAYS)
     (stays,) = leftover_concerns([worker], endings, catalogue())
     assert (stays.owner, stays.severity) == (Owner.NODE, FAIL)
-    assert rule([stays], passed=3, blind="").line == f"node: {stays.slug}: killed, and still there: worker (pid 7)"
+    assert (
+        weigh_concerns([stays], passed=3, why_unknown="").line
+        == f"node: {stays.slug}: killed, and still there: worker (pid 7)"
+    )
     ended = Endings()
     ended.add(worker, Fate.ENDED)
     assert list(leftover_concerns([worker], ended, catalogue())) == []

@@ -87,7 +87,7 @@ def test_what_there_is_no_time_to_end_is_named(order: list[str]) -> None:
     result = node_gate.gate("slurm-epilog", kill=True, timeout=20)
     assert order == ["leftovers", "checks"]
     assert "no leftover was ended: less than the 25 s that it may take were left" in result.remarks
-    assert [concern.summary for concern in result.ruling.others] == ["left over: worker (pid 7)"]
+    assert [concern.summary for concern in result.outcome.others] == ["left over: worker (pid 7)"]
 
 
 def test_the_look_at_leftovers_ends_in_time(order: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.base.findings import FAIL, WARN, Owner, Severity
-from ddpdoctor.gating.ruling import Concern, Ruling, no_verdict, rule
+from ddpdoctor.gating.outcome import Concern, GateOutcome, no_verdict, weigh_concerns
 from ddpdoctor.gating.slurm_node import (
     MAX_REASON_BYTES,
     NodeState,
@@ -18,20 +18,20 @@ from ddpdoctor.gating.slurm_node import (
 )
 from tests.support.scontrol import SHOWN, Scontrol
 
-SICK = rule(
+SICK = weigh_concerns(
     [Concern(slug="xid-error", severity=FAIL, owner=Owner.NODE, summary="Xid 79: GPU 3 [0000:3b:00] fell off")],
     passed=1,
-    blind="",
+    why_unknown="",
 )
-WELL = rule([], passed=5, blind="")
+WELL = weigh_concerns([], passed=5, why_unknown="")
 OURS = "ddpdoctor: node: xid-error: Xid 79: GPU 3 [0000:3b:00] fell off"
 SOON = 1e12
 
 
-def found(*slugs: str, severity: Severity = FAIL, owner: Owner = Owner.NODE) -> Ruling:
+def found(*slugs: str, severity: Severity = FAIL, owner: Owner = Owner.NODE) -> GateOutcome:
     """What comes of a pass in which these checks found something."""
     concerns = [Concern(slug=slug, severity=severity, owner=owner, summary="it is so") for slug in slugs]
-    return rule(concerns, passed=5, blind="", owners=(Owner.NODE, Owner.FABRIC))
+    return weigh_concerns(concerns, passed=5, why_unknown="", owners=(Owner.NODE, Owner.FABRIC))
 
 
 def test_the_state_of_a_node_is_read() -> None:
@@ -95,7 +95,7 @@ def test_a_cloud_node_is_drained_as_all_others(tmp_path: Path) -> None:
 
 def test_a_new_reason_forgets_no_check_that_has_not_healed(tmp_path: Path) -> None:
     slurm = Scontrol(tmp_path, "IDLE+DRAIN", "ddpdoctor: node: local-firewall, clock-skew, disk-full: it drops")
-    sick = rule([*SICK.failures, *found("clock-skew", severity=WARN).warnings], passed=1, blind="")
+    sick = weigh_concerns([*SICK.failures, *found("clock-skew", severity=WARN).warnings], passed=1, why_unknown="")
     assert mark_node(sick, slurm.environ, not_judged={"local-firewall"}, until=SOON) == ("n2 was drained",)
     (reason,) = [change for change in slurm.changes if change.startswith("Reason=")]
     assert reason.startswith("Reason=ddpdoctor: node: xid-error, local-firewall, clock-skew: Xid 79")
@@ -117,15 +117,15 @@ def test_a_reason_without_room_for_all_checks_holds_the_node(tmp_path: Path) -> 
     assert state.hides_checks
     assert f" and {30 - len(state.drained_for)} more: it is so" in reason
     slurm = Scontrol(tmp_path, "IDLE+DRAIN", reason)
-    for ruling in (sick, SICK):
-        assert mark_node(ruling, slurm.environ, not_judged=(), until=SOON) == ("n2 is drained already",)
+    for outcome in (sick, SICK):
+        assert mark_node(outcome, slurm.environ, not_judged=(), until=SOON) == ("n2 is drained already",)
     (told,) = mark_node(WELL, slurm.environ, not_judged=(), until=SOON)
     assert told.startswith("n2 stays drained: its reason doesn't name all checks")
     assert slurm.changes == []
 
 
 @pytest.mark.parametrize(
-    "ruling",
+    "outcome",
     [
         found("xid-error", severity=WARN),
         found("xid-error", owner=Owner.USER),
@@ -133,9 +133,9 @@ def test_a_reason_without_room_for_all_checks_holds_the_node(tmp_path: Path) -> 
     ],
     ids=["warning", "user", "unknown"],
 )
-def test_what_is_still_found_stays_drained(tmp_path: Path, ruling: Ruling) -> None:
+def test_what_is_still_found_stays_drained(tmp_path: Path, outcome: GateOutcome) -> None:
     slurm = Scontrol(tmp_path, "IDLE+DRAIN", OURS)
-    (told,) = mark_node(ruling, slurm.environ, not_judged=(), until=SOON)
+    (told,) = mark_node(outcome, slurm.environ, not_judged=(), until=SOON)
     assert told == "n2 stays drained: this pass still finds xid-error"
     assert slurm.changes == []
 

@@ -29,7 +29,7 @@ class Concern(msgspec.Struct, frozen=True, kw_only=True):
     commands: tuple[str, ...] = ()
 
 
-class Ruling(msgspec.Struct, frozen=True, kw_only=True):
+class GateOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What a gate has come to.
 
     Args:
@@ -38,7 +38,7 @@ class Ruling(msgspec.Struct, frozen=True, kw_only=True):
         warnings: what else is the node's, or may be.
         others: what somebody else is to mend, and no verdict on the node.
         passed: number of checks that looked and found nothing.
-        blind: why there is no verdict; "" where there is one.
+        why_unknown: why there is no verdict; "" where there is one.
     """
 
     verdict: Literal["ok", "warn", "fail", "unknown"]
@@ -46,7 +46,7 @@ class Ruling(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[Concern, ...] = ()
     others: tuple[Concern, ...] = ()
     passed: int = 0
-    blind: str = ""
+    why_unknown: str = ""
 
     @property
     def slugs(self) -> tuple[str, ...]:
@@ -62,7 +62,7 @@ class Ruling(msgspec.Struct, frozen=True, kw_only=True):
     def line(self) -> str:
         """The whole in one line, which names the owner of the worst, and that owner's checks, the worst first."""
         if self.verdict == "unknown":
-            return f"no verdict: {self.blind}"
+            return f"no verdict: {self.why_unknown}"
         if not (counted := self.failures or self.warnings):
             return f"{plural(self.passed, 'check')} passed"
         owner = counted[0].owner
@@ -71,9 +71,9 @@ class Ruling(msgspec.Struct, frozen=True, kw_only=True):
         return f"{owner.value}: {', '.join(slugs[:MAX_NAMED])}{more}: {counted[0].summary}"
 
 
-def no_verdict(why: str) -> Ruling:
-    """The ruling of a gate that could not look."""
-    return Ruling(verdict="unknown", blind=one_line(why))
+def no_verdict(why: str) -> GateOutcome:
+    """The outcome of a gate that could not look."""
+    return GateOutcome(verdict="unknown", why_unknown=one_line(why))
 
 
 def concern_of(finding: ReportedFinding) -> Concern:
@@ -87,13 +87,15 @@ def concern_of(finding: ReportedFinding) -> Concern:
     )
 
 
-def rule(concerns: Iterable[Concern], *, passed: int, blind: str, owners: Collection[Owner] = GATE_OWNERS) -> Ruling:
+def weigh_concerns(
+    concerns: Iterable[Concern], *, passed: int, why_unknown: str, owners: Collection[Owner] = GATE_OWNERS
+) -> GateOutcome:
     """Count the findings.
 
     Args:
         concerns: of all checks, the worst first.
         passed: number of checks that looked and found nothing.
-        blind: why too little was seen to call the node well; a failure that was seen is one all the same.
+        why_unknown: why too little was seen to call the node well; a failure that was seen is one all the same.
         owners: whose failures close the gate.
     """
     told = [concern for concern in concerns if concern.severity is not Severity.INFO]
@@ -103,10 +105,15 @@ def rule(concerns: Iterable[Concern], *, passed: int, blind: str, owners: Collec
     )
     others = tuple(concern for concern in told if concern not in failures and concern not in warnings)
     if not (passed or failures or warnings):
-        blind = blind or "none of the checks had anything of the node to look at"
+        why_unknown = why_unknown or "none of the checks had anything of the node to look at"
     verdict: Literal["ok", "warn", "fail", "unknown"] = (
-        "fail" if failures else "unknown" if blind else "warn" if warnings else "ok"
+        "fail" if failures else "unknown" if why_unknown else "warn" if warnings else "ok"
     )
-    return Ruling(
-        verdict=verdict, failures=failures, warnings=warnings, others=others, passed=passed, blind=one_line(blind)
+    return GateOutcome(
+        verdict=verdict,
+        failures=failures,
+        warnings=warnings,
+        others=others,
+        passed=passed,
+        why_unknown=one_line(why_unknown),
     )

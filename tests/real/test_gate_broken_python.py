@@ -1,0 +1,106 @@
+"""A ddpdoctor that is itself broken is "no verdict" in each caller's own words, never a node that is ill."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+import venv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpdoctor.gating.dialects import DIALECTS
+from ddpdoctor.gating.outcome import no_verdict
+from tests.support.command import ROOT
+from tests.support.deployed import broken_doctor
+
+ENTRY = "import sys\nfrom ddpdoctor.cli.main import main\nsys.exit(main())"
+BREAKAGES = {
+    "no interpreter": 127,
+    "no packages": 1,
+    "no typer": 2,
+    "no library": 1,
+    "killed": 139,
+}
+
+
+@pytest.fixture(scope="module", params=BREAKAGES)
+def broken(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """The launcher of a broken installation, and the exit code with which its ddpdoctor ends."""
+    folder = tmp_path_factory.mktemp("broken")
+    python = shlex.quote(sys.executable)
+    run = f'exec {python} -c {shlex.quote(ENTRY)} "$@"'
+    match request.param:
+        case "no interpreter":
+            launcher = broken_doctor(folder / "bin", ENTRY, str(folder / "bin" / "python"))
+        case "no packages":
+            # A virtual environment of which the system's administrator has removed lib/.
+            venv.create(folder, with_pip=False)
+            launcher = broken_doctor(folder / "bin", ENTRY, str(folder / "bin" / "python"))
+        case "no typer":
+            (folder / "lib").mkdir()
+            (folder / "lib" / "typer.py").write_text(
+                "raise ImportError('libffi.so.8: cannot open shared object file')\n"
+            )
+            launcher = broken_doctor(folder / "bin", f"export PYTHONPATH={folder}/lib:{ROOT}\n{run}")
+        case "no library":
+            launcher = broken_doctor(folder / "bin", f"export PYTHONHOME={folder}\n{run}")
+        case _:
+            launcher = broken_doctor(folder / "bin", "kill -SEGV $$")
+    return launcher, BREAKAGES[request.param]
+
+
+def parsed(answer: str) -> Any:
+    return json.loads(answer) if answer.startswith("{") else answer
+
+
+@pytest.mark.parametrize("caller", DIALECTS)
+def test_a_broken_installation_is_no_verdict(caller: str, broken: tuple[Path, int]) -> None:
+    launcher, code = broken
+    why = f"ddpdoctor itself is broken, it ended with exit code {code}"
+    wanted = DIALECTS[caller].answer(no_verdict(why), {})
+    # Slurm hands down neither PATH nor HOME.
+    ended = subprocess.run([launcher, "--for", caller, "--quick"], env={}, capture_output=True, text=True, check=False)
+    assert ended.returncode == wanted.code, ended.stderr
+    assert parsed(ended.stdout) == parsed(wanted.stdout)
+    assert ended.stderr.endswith(wanted.stderr)
+    assert len(ended.stdout.encode()) <= 81 or caller != "npd"
+
+
+@pytest.mark.parametrize("options", [(), ("--timeout", "7.5"), ("--timeout=7",), ("--timeout", "soon")])
+@pytest.mark.parametrize("caller", DIALECTS)
+def test_what_hangs_before_it_can_watch_itself_is_ended_later_than_that(
+    caller: str, options: tuple[str, ...], tmp_path: Path
+) -> None:
+    launcher = broken_doctor(tmp_path / "bin", "exit 1")
+    (tmp_path / "timeout").write_text(f'#!/bin/sh\nprintf %s "$*" >{tmp_path}/words\nexit 124\n')
+    (tmp_path / "timeout").chmod(0o755)
+    words = [launcher, f"--for={caller}", *options]
+    ended = subprocess.run(
+        words, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, check=False
+    )
+    seconds = 7 if options and "7" in options[-1] else DIALECTS[caller].seconds
+    limit = f"--foreground -k 0.5 {seconds + 3:g} {launcher.with_name('ddpdoctor')} gate "
+    assert (tmp_path / "words").read_text().startswith(limit)
+    assert f"no verdict: ddpdoctor did not end within {seconds:g} s" in ended.stderr
+
+
+def test_an_import_that_hangs_is_ended(tmp_path: Path) -> None:
+    """Where Python itself hangs, before any code of ours runs."""
+    launcher = broken_doctor(tmp_path, "exec sleep 60")
+    ended = subprocess.run(
+        [launcher, "--for", "nagios", "--timeout", "1"], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (
+        3,
+        "UNKNOWN - ddpdoctor. no verdict: ddpdoctor did not end within 1 s\n",
+    )
+
+
+def test_wrong_usage_without_a_caller_is_told_as_always(tmp_path: Path) -> None:
+    launcher = broken_doctor(tmp_path, "echo usage >&2; exit 2")
+    ended = subprocess.run([launcher, "--quick"], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (2, "usage\n")
