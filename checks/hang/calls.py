@@ -116,15 +116,21 @@ def _who_stands_where(found: HangVerdict, hang: Hang) -> str:
 def _recorded_calls(record: RecordedHang, hang: Hang) -> str:
     if record.sign is RecordedSign.CIRCLE:
         return f"{numbers_named(record.ranks, hang)} wait for each other in different groups: one has taken another way than the rest"
-    group = "" if record.group.partition(":")[0] == "0" else f" of group {record.group}"
-    at = f" at number {record.number}{group}" if record.number else ""
+    if record.sign is RecordedSign.FORK:
+        at = f" after {record.call} number {record.number} of {record.group}"
+    else:
+        group = "" if record.group.partition(":")[0] == "0" else f" of group {record.group}"
+        at = f" at number {record.number}{group}" if record.number else ""
     if not record.others:
         calls = listed((f"{numbers_named(members, hang)} {call}" for call, members in record.calls), most=3)
         return f"ranks called different collectives{at}: {calls}"
     odd = listed((call for call, _ in record.calls[1:]), most=2)
     line = f" ({file_line(record.last)})" if record.last else ""
-    who, others = numbers_named(record.ranks, hang), ranks_named(record.others)
-    return f"{who} called {odd}{line}{at}, where {others} called {record.calls[0][0]}"
+    callers = {rank for _, members in record.calls for rank in members}
+    who, others = numbers_named(callers.intersection(record.ranks), hang), ranks_named(record.others)
+    beyond = set(record.ranks) - callers
+    more = f"; so did {numbers_named(beyond, hang)} in other groups" if beyond else ""
+    return f"{who} called {odd}{line}{at}, where {others} called {record.calls[0][0]}{more}"
 
 
 def _how_they_differ(found: HangVerdict, hang: Hang) -> str:

@@ -12,7 +12,7 @@ from ddpdoctor.base.grouping import grouped
 from ddpdoctor.base.text import capital, human, listed, plural, ranks_named
 from ddpdoctor.facts.hang import Frame, Hang, Watched
 from ddpdoctor.hang.certainty import is_definite, movements
-from ddpdoctor.hang.flight_recorder.wait_graph import Lag, LagCause, RecordedHang
+from ddpdoctor.hang.flight_recorder.wait_graph import Lag, LagCause, RecordedHang, RecordedSign
 from ddpdoctor.hang.rank_states import RankActivity, RankState, bytes_moved, cores_used
 from ddpdoctor.hang.verdict import GATHER_DUMP, HangVerdict
 from ddpdoctor.knowledge.evidence import told
@@ -212,6 +212,8 @@ def _describe_record(record: RecordedHang, hang: Hang) -> Iterator[str]:
     group, ranks = f"group {record.group}", numbers_named(record.ranks, hang)
     if record.calls:
         at = f"number {record.number}" if record.number else "operations begun"
+        if record.sign is RecordedSign.FORK:
+            at = f"after {record.call} {at}"
         lines = {record.calls[0][1]: record.frame}
         lines |= {members: record.last for _, members in record.calls[1:] if record.ranks[-1] in members}
         for call, members in record.calls[:MAX_SHOWN]:

@@ -6,8 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+import msgspec
+
 from ddpdoctor.base.text import ranks_named
 from ddpdoctor.facts.hang import Hang, RasCount, RecordedCollective
+from ddpdoctor.hang.flight_recorder.call_order import other_way
 from ddpdoctor.hang.flight_recorder.group_members import Key, Member, all_ranks, call_name, members_of, where_called
 from ddpdoctor.hang.flight_recorder.wait_graph import RecordedHang, RecordedSign, waits_of
 
@@ -27,10 +30,33 @@ def record_of(hang: Hang) -> RecordedHang | None:
     """Find what tells most: where calls differ, else who fell behind, else where all wait. None where no record tells of a hang: none
     is there, or all is done."""
     groups = members_of(hang.recorded, all_ranks(hang.recorded, hang.world_size))
-    mismatches = (_mismatch(key, members, groups) for key, members in groups.items())
-    found = filter(None, (*mismatches, waits_of(hang.recorded, hang.world_size), *_by_communicators(hang)))
+    mismatches = filter(None, (_mismatch(key, members, groups) for key, members in groups.items()))
+    found = filter(
+        None, (_combine(list(mismatches)), waits_of(hang.recorded, hang.world_size), *_by_communicators(hang))
+    )
     order = list(RecordedSign)
-    return min(found, key=lambda record: (order.index(record.sign), record.number), default=None)
+    first = min(found, key=lambda record: (order.index(record.sign), record.number), default=None)
+    return first and (_by_other_ways(first, hang) or first)
+
+
+def _combine(mismatches: Sequence[RecordedHang]) -> RecordedHang | None:
+    """Take the first mismatch of those with a majority, if there are any, with the ranks that differ from one in other groups."""
+    first = min(mismatches, key=lambda record: (not record.others, record.number), default=None)
+    if first is None or not first.others:
+        return first
+    odd = {rank for record in mismatches if record.others for rank in record.ranks}
+    return msgspec.structs.replace(first, ranks=tuple(sorted(odd)))
+
+
+def _by_other_ways(record: RecordedHang, hang: Hang) -> RecordedHang | None:
+    """Tell by the order of all calls who is wrong, where that isn't known, or who else is."""
+    waiting = {
+        dump.rank
+        for dump in hang.recorded
+        if any(call.state != "completed" for group in dump.groups for call in group.entries)
+    }
+    found = other_way(hang.recorded, (*record.ranks, *record.others)) if waiting.issuperset(record.ranks) else None
+    return found if found and (not record.others or set(found.ranks) > set(record.ranks)) else None
 
 
 def not_dumped(hang: Hang) -> str:

@@ -34,6 +34,7 @@ BARRIERS: Final = ("barrier", "monitored_barrier")
 GATHER_DUMP: Final = "gather it, or look at what is missing first: a rank that can't dump is often the culprit"
 CAUSE_OF_SIGN: Final = {
     RecordedSign.MISMATCH: HangCause.DESYNC,
+    RecordedSign.FORK: HangCause.DESYNC,
     RecordedSign.BEHIND: HangCause.BEHIND,
     RecordedSign.CIRCLE: HangCause.DESYNC,
     RecordedSign.EVEN: HangCause.STALLED,

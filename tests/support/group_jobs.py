@@ -14,14 +14,20 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 
 CREATED = 1_790_000_000_000_000_000
-KINDS = ("stops", "exits", "holds the GIL", "error in a kernel", "another branch")
+KINDS = ("stops", "exits", "holds the GIL", "error in a kernel", "exception", "another branch")
+"""An error in a kernel is one of CUDA: over gloo a rank's own code raises."""
+BRANCHES = ("one more", "one fewer", "another kind", "another group", "another order")
+"""What a rank in another branch calls."""
+AFTER_EXCEPTION = ("stays", "exits", "calls a barrier")
+"""What becomes of a rank whose own code has raised: it ends, waits in its `except` or `finally`, or meets the others there."""
+COLLECTIVES = ("all_reduce", "_all_gather_base", "_reduce_scatter_base", "all_to_all", "broadcast")
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,10 @@ class Layout:
 
     def at(self, tensor: int, data: int, pipe: int) -> int:
         return (pipe * self.shape.data + data) * self.shape.tensor + tensor
+
+    def groups_of(self, rank: int) -> tuple[Group, ...]:
+        some = (self.tensor, self.data, self.pipe, self.expert, self.model)
+        return self.world, *(groups[rank] for groups in some)
 
     def stage(self, rank: int) -> int:
         return rank // (self.shape.tensor * self.shape.data)
@@ -215,6 +225,17 @@ class Fault:
     rank: int
     kind: str
     at: int
+    branch: str = ""
+    """With another branch one of BRANCHES, with an exception of AFTER_EXCEPTION."""
+
+    @property
+    def leads_elsewhere(self) -> bool:
+        """Whether the rank goes on to call what the others don't."""
+        return self.kind == "another branch" or self.branch == "calls a barrier"
+
+    @property
+    def ends_process(self) -> bool:
+        return "exits" in (self.kind, self.branch)
 
 
 class Job:
@@ -234,6 +255,9 @@ class Job:
         self.collectives: dict[tuple[str, int], dict[int, int]] = defaultdict(dict)
         self.pairs: dict[tuple[int, int, str], list[tuple[int, int]]] = defaultdict(list)
         self.counters: list[dict[tuple[str, bool], int]] = [defaultdict(int) for _ in self.ranks]
+        self.only_open = backend == "nccl" and chance.random() < 0.3
+        # A recorder holds at least what a rank calls before it waits.
+        self.room = chance.choice((100 if self.runs_ahead <= 30 else 1500, 2000))
         self._play()
         self.stale = {fault.rank: self._stale_calls(fault) for fault in faults if fault.kind == "error in a kernel"}
         self.faulty = tuple(sorted(fault.rank for fault in faults if self._struck(fault) and self._missed(fault)))
@@ -241,7 +265,7 @@ class Job:
     def _struck(self, fault: Fault) -> bool:
         """Not where it waited before for somebody else."""
         one = self.ranks[fault.rank]
-        if fault.kind == "another branch":
+        if fault.leads_elsewhere:
             return one.at > fault.at
         return one.at == one.stops_at
 
@@ -254,7 +278,11 @@ class Job:
     def dead(self) -> tuple[int, ...]:
         """The ranks that can write no dump."""
         return tuple(
-            sorted(fault.rank for fault in self.faults if fault.kind in ("stops", "exits") and self._struck(fault))
+            sorted(
+                fault.rank
+                for fault in self.faults
+                if (fault.kind == "stops" or fault.ends_process) and self._struck(fault)
+            )
         )
 
     def waits_in_nothing_recorded(self, rank: int) -> bool:
@@ -274,14 +302,65 @@ class Job:
         broken = {fault.rank for fault in self.faults}
         return not op.parts and op.group is not None and not broken.issuperset(op.group.ranks)
 
+    @property
+    def branched(self) -> bool:
+        return any(fault.leads_elsewhere for fault in self.faults)
+
+    @property
+    def hides_waits(self) -> bool:
+        """Whether ranks may wait in sends and receives that no recorder tells of."""
+        return self.backend == "gloo" and self.plan.layout.shape.pipe > 1
+
+    def can_be_told(self) -> bool:
+        """Whether the dumps show that more ranks of the same place in the script have gone another way than those in another branch. What
+        is not recorded shows nothing, and a collective is known by its group and its name: sizes may differ."""
+        if self.only_open or any(len(one.calls) > self.room for one in self.ranks):
+            return False
+        stage = self.plan.layout.stage
+        ways = [[(_purpose(op), op.name) for op in one.calls if not op.parts] for one in self.ranks]
+        return all(
+            sum(
+                stage(rank) == stage(odd) and any(theirs != own for theirs, own in zip(way, ways[odd], strict=False))
+                for rank, way in enumerate(ways)
+            )
+            > len(self.faulty)
+            for odd in self.faulty
+        )
+
+    def waiting_for_each_other(self) -> set[int]:
+        """The faulty ranks, and those that wait for one of them which waits for them, also by way of others."""
+        ahead = {rank: self._awaited_by(rank) for rank in range(self.world)}
+        back: dict[int, set[int]] = defaultdict(set)
+        for rank, awaited in ahead.items():
+            for other in awaited:
+                back[other].add(rank)
+        return {rank for odd in self.faulty for rank in _reached(odd, ahead) & _reached(odd, back)}
+
+    def _awaited_by(self, rank: int) -> set[int]:
+        """Those that haven't begun the same call."""
+        one = self.ranks[rank]
+        awaited: set[int] = set()
+        for place, op in enumerate(one.calls):
+            if place in one.done:
+                continue
+            awaited |= {peer for _, peer in op.parts}
+            if not op.parts:
+                joined = self.collectives[op.group.name, one.numbers[place]] if op.group else {}
+                awaited |= {
+                    other
+                    for other in _members(op)
+                    if other not in joined or self.ranks[other].calls[joined[other]] != op
+                }
+        return awaited - {rank}
+
     def _missed(self, fault: Fault) -> bool:
         """Whether others have called what this rank hasn't, or has and its GPU doesn't come to."""
         own = self.ranks[fault.rank]
         begun = {
             (op.group.name, number) for op, number in zip(own.calls[: own.ready], own.numbers, strict=False) if op.group
         }
-        if fault.kind == "another branch":
-            return True
+        if fault.leads_elsewhere:
+            return self._all_others_wait(fault)
         for rank, one in enumerate(self.ranks):
             for place, op in enumerate(one.calls[: one.ready]):
                 if rank == fault.rank or place in one.done or not op.group or fault.rank not in op.group.ranks:
@@ -294,6 +373,14 @@ class Job:
                     return True
         return False
 
+    def _all_others_wait(self, fault: Fault) -> bool:
+        """Whether not all is done, and nobody whom a rank in another branch waits for has ended: then that rank isn't late, but alone."""
+        own = self.ranks[fault.rank]
+        left = {place for place in range(len(own.calls)) if place not in own.done}
+        awaited = {rank for place in left for rank in _members(own.calls[place])} - {fault.rank}
+        ended = {rank for rank in awaited if self.ranks[rank].at == len(self.ranks[rank].program)}
+        return any(len(one.done) < len(one.calls) for one in self.ranks) and not ended
+
     def waits(self, fault: Fault) -> bool:
         """Whether it has called something that isn't done."""
         one = self.ranks[fault.rank]
@@ -302,16 +389,29 @@ class Job:
     def _break(self, fault: Fault) -> None:
         one = self.ranks[fault.rank]
         if fault.kind == "another branch":
-            one.program[fault.at] = self._instead(one.program[fault.at])
+            self._branch(fault, one.program)
+        elif fault.leads_elsewhere:
+            one.program[fault.at :] = [Op(self.plan.layout.world, "barrier", 0)]
         else:
             one.stops_at = fault.at
-        if fault.kind in ("exits", "error in a kernel"):
+        if fault.ends_process or fault.kind == "error in a kernel":
             called = sum(not op.sync for op in one.program[: fault.at])
             one.gpu_ends = max(0, called - self.chance.randint(0, 3))
 
-    def _instead(self, op: Op) -> Op:
-        assert op.group
-        return Op(op.group, "broadcast", 7)
+    def _branch(self, fault: Fault, program: list[Op]) -> None:
+        at, op = fault.at, program[fault.at]
+        # Whoever takes this branch calls the same.
+        choice = random.Random(at).choice
+        if fault.branch == "one more":
+            program.insert(at, choice((op, Op(op.group, "broadcast", 7))))
+        elif fault.branch == "one fewer":
+            del program[at]
+        elif fault.branch == "another kind":
+            program[at] = replace(op, name=choice([name for name in COLLECTIVES if name != op.name]))
+        elif fault.branch == "another group":
+            program[at] = replace(op, group=choice(_groups_beside(self.plan.layout, fault.rank, op)))
+        else:
+            program[at : at + 2] = reversed(program[at : at + 2])
 
     def _play(self) -> None:
         moving = set(range(self.world))
@@ -402,17 +502,10 @@ class Job:
     def dumps(self) -> dict[int, bytes]:
         """Of each rank that is able to write one."""
         dead = self.dead
-        only_open = self.backend == "nccl" and self.chance.random() < 0.3
-        # It holds at least what a rank calls before it waits.
-        room = self.chance.choice((100 if self.runs_ahead <= 30 else 1500, 2000))
         version = self.chance.choice(("2.4", "2.5", "2.9", "2.10"))
-        return {
-            rank: msgspec.json.encode(self._dump(rank, only_open, room, version))
-            for rank in range(self.world)
-            if rank not in dead
-        }
+        return {rank: msgspec.json.encode(self._dump(rank, version)) for rank in range(self.world) if rank not in dead}
 
-    def _dump(self, rank: int, only_open: bool, room: int, version: str) -> dict[str, Any]:
+    def _dump(self, rank: int, version: str) -> dict[str, Any]:
         one = self.ranks[rank]
         entries: list[dict[str, Any]] = []
         done = one.done - self.stale.get(rank, set())
@@ -439,8 +532,8 @@ class Job:
                 entries.append(
                     {**entry, "record_id": len(entries), "time_created_ns": CREATED + 1_000_000 * place + rank}
                 )
-        entries = entries[-room:]
-        if only_open:
+        entries = entries[-self.room :]
+        if self.only_open:
             entries = [entry for entry in entries if entry["state"] != "completed"]
         config: dict[str, Any] = {
             group.name: {"name": group.name, "desc": group.purpose, "ranks": str(list(group.ranks))}
@@ -452,12 +545,7 @@ class Job:
         return {"version": version, "pg_config": config, "pg_status": status, "entries": entries}
 
     def _groups_of(self, rank: int) -> list[Group]:
-        layout = self.plan.layout
-        all_groups = (
-            layout.world,
-            *(some[rank] for some in (layout.tensor, layout.data, layout.pipe, layout.expert, layout.model)),
-        )
-        return sorted(all_groups, key=lambda group: int(group.name))
+        return sorted(self.plan.layout.groups_of(rank), key=lambda group: int(group.name))
 
     def _entries(
         self, rank: int, op: Op, number: int, pg_id: int, op_id: int, finished: bool
@@ -487,6 +575,45 @@ def _members(op: Op) -> tuple[int, ...]:
     return op.group.ranks if op.group else ()
 
 
+def _purpose(op: Op) -> str:
+    return op.group.purpose if op.group else ""
+
+
+def _reached(start: int, ways: Mapping[int, set[int]]) -> set[int]:
+    found, new = {start}, {start}
+    while new:
+        new = {end for rank in new for end in ways.get(rank, ())} - found
+        found |= new
+    return found
+
+
+def _groups_beside(layout: Layout, rank: int, op: Op) -> list[Group]:
+    """Other groups of a rank that it isn't alone in, nor together with the same ranks."""
+    return [group for group in layout.groups_of(rank) if len(group.ranks) > 1 and group.ranks != _members(op)]
+
+
+def _may_branch(layout: Layout, rank: int, program: list[Op], at: int, branch: str) -> bool:
+    op = program[at]
+    if op.sync or op.parts:
+        return False
+    if branch == "another group":
+        return bool(_groups_beside(layout, rank, op))
+    following = program[at + 1 : at + 2]
+    return branch != "another order" or any(
+        not after.parts and not after.sync and after.group != op.group for after in following
+    )
+
+
+def _who_branches(layout: Layout, rank: int, chance: random.Random) -> list[int]:
+    """A rank, or all of its stage that have its place in the tensor or in the data groups, where these are the fewer."""
+    if chance.random() < 0.7:
+        return [rank]
+    stage = layout.stage(rank)
+    along, across = chance.sample((layout.tensor, layout.data), 2)
+    same = [other for other in along[rank].ranks if layout.stage(other) == stage]
+    return same if len(across[rank].ranks) > 2 else [rank]
+
+
 def some_job(
     chance: random.Random, *, sizes: tuple[int, int] = (2, 64), backend: str = "", kind: str = "", pipes: bool = True
 ) -> Job:
@@ -496,6 +623,19 @@ def some_job(
         job = _a_job(chance, sizes, backend, kind, pipes)
         if job is not None:
             return job
+
+
+def _a_job_with_branches(plan: Plan, chance: random.Random, backend: str) -> Job | None:
+    rank = chance.randrange(plan.layout.shape.ranks)
+    program, branch = plan.program(rank), chance.choice(BRANCHES)
+    step = len(program) // plan.steps
+    places = [at for at in range(step, len(program)) if _may_branch(plan.layout, rank, program, at, branch)]
+    if not places:
+        return None
+    at = chance.choice(places)
+    faults = [Fault(rank, "another branch", at, branch) for rank in _who_branches(plan.layout, rank, chance)]
+    job = Job(plan, faults, chance, backend)
+    return job if len(job.faulty) == len(faults) else None
 
 
 def _a_job(chance: random.Random, sizes: tuple[int, int], backend: str, kind: str, pipes: bool) -> Job | None:
@@ -512,19 +652,19 @@ def _a_job(chance: random.Random, sizes: tuple[int, int], backend: str, kind: st
         later_sends=chance.random() < 0.5, buckets=chance.randint(1, 3), sync_layers=chance.random() < 0.5,
     )  # fmt: skip
     faults = []
-    two = shape.ranks > 4 and backend == "nccl" and chance.random() < 0.2
-    kind = kind or (chance.choice(("holds the GIL", "error in a kernel")) if two else "")
+    two = not kind and shape.ranks > 4 and backend == "nccl" and chance.random() < 0.2
+    kinds = ("holds the GIL", "error in a kernel") if two else KINDS
+    kind = kind or chance.choice([kind for kind in kinds if backend == "nccl" or kind != "error in a kernel"])
+    if kind == "another branch":
+        return _a_job_with_branches(plan, chance, backend)
     for rank in chance.sample(range(shape.ranks), 1 + two):
         program = plan.program(rank)
         step = len(program) // plan.steps
-        what = kind or chance.choice([kind for kind in KINDS if backend == "nccl" or kind != "error in a kernel"])
         places = [at for at in range(step, len(program)) if not program[at].sync]
-        if what == "another branch":
-            # Of two that call different things, nobody can say which is wrong.
-            places = [at for at in places if not program[at].parts and len(_members(program[at])) > 2]
         if not places:
             return None
-        faults.append(Fault(rank, what, chance.choice(places)))
+        branch = chance.choice(AFTER_EXCEPTION) if kind == "exception" else ""
+        faults.append(Fault(rank, kind, chance.choice(places), branch))
     job = Job(plan, faults, chance, backend)
     if len(job.faulty) < len(faults) or not all(map(job.shows, faults)):
         return None

@@ -48,9 +48,9 @@ def _rank(
     job: Job, number: int, fault: Fault | None, device: Stack, *, spins: bool, busy: dict[str, object]
 ) -> WatchedRank:
     kind = fault.kind if fault else ""
-    if kind == "exits":
+    if fault and fault.ends_process:
         return rank(number, gone="no such process")
-    if kind == "holds the GIL":
+    if kind == "holds the GIL" or (fault and fault.branch == "stays"):
         return rank(number, own("lookup", 71), between=WATCHED_SECONDS, **busy)
     more = {"between": WATCHED_SECONDS, "state": "T" if kind == "stops" else "S"}
     stack = _stack(job, number, device)

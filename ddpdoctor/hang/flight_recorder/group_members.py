@@ -86,7 +86,7 @@ def dumped_ranks(recorded: Sequence[Recorded]) -> dict[int, Dumped]:
     """Sum up each rank's dump."""
     found = {}
     for dump in recorded:
-        made = sorted((call for group in dump.groups for call in _made(group)), key=lambda call: call.order)
+        made = sorted((call for group in dump.groups for call in made_calls(group)), key=lambda call: call.order)
         still_open = [call for call in made if call.open]
         first, last = (made[0].order[0], made[-1].order[0]) if made else (0, 0)
         unbroken = bool(made) and last - first + 1 == len(made)
@@ -123,7 +123,7 @@ def _by_key(recorded: Sequence[Recorded], world: tuple[int, ...]) -> dict[Key, d
 
 def _members(groups: Mapping[int, RecordedGroup], dumped: Mapping[int, Dumped]) -> dict[int, Member]:
     """Sum up each member; one whose dump has nothing of the group has not come to it."""
-    calls = {rank: _made(group) for rank, group in groups.items()}
+    calls = {rank: made_calls(group) for rank, group in groups.items()}
     collectives = {
         rank: {call.call.number: call for call in made if not call.call.point_to_point} for rank, made in calls.items()
     }
@@ -148,7 +148,7 @@ def _counts_pairs(group: RecordedGroup) -> bool:
     return any(entry.point_to_point for entry in group.entries)
 
 
-def _made(group: RecordedGroup) -> list[MadeCall]:
+def made_calls(group: RecordedGroup) -> list[MadeCall]:
     places = group.places if len(group.places) == len(group.entries) else (0,) * len(group.entries)
     return [
         MadeCall(call, (place, call.created or float(call.number)))

@@ -76,6 +76,7 @@ class RecordedSign(Enum):
     """What the records of one group come to."""
 
     MISMATCH = "at the same number, ranks called different collectives"
+    FORK = "after the same call, ranks called different collectives"
     BEHIND = "some ranks have not called what others have, or not done it"
     CIRCLE = "ranks wait for each other in different groups"
     EVEN = "all have called the same, and it is not done"
@@ -240,12 +241,15 @@ class _Graph:
         """Guess who else is in a group of which no dump says who is in it, where all that are known to be have come.
 
         Of the default group, and of any from its second call on, only ranks without a dump are not known: at least the one above all
-        others, where nobody says how many there are.
+        others, where nobody says how many there are. Calls of different sizes need nobody else to be never done.
         """
         if self.silent:
             return self.silent
         if number > 1 or key[0].partition(":")[0] in DEFAULT_GROUP:
-            return () if self.world_size else (max(self.dumped) + 1,)
+            sizes = {
+                member.collectives[number].call.shapes for member in members.values() if number in member.collectives
+            }
+            return () if self.world_size or len(sizes) > 1 else (max(self.dumped) + 1,)
         return tuple(rank for rank, dump in self.dumped.items() if dump.first_open is None and rank not in members)
 
     def _add_pairs(self, key: Key, members: Mapping[int, Member]) -> None:

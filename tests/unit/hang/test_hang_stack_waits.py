@@ -36,7 +36,7 @@ def named_by(found: HangVerdict) -> tuple[int, ...]:
 def expected(job: Job, hang: Hang) -> tuple[int, ...]:
     """The faulty ranks of this host whose own stack and state tell. One in another branch, or whose GPU has failed, waits as all do;
     and over NCCL one that computes looks like one that asks its GPU again and again."""
-    if {fault.kind for fault in job.faults} & {"another branch", "error in a kernel"}:
+    if job.branched or any(fault.kind == "error in a kernel" for fault in job.faults):
         return ()
     here = [one for one in hang.ranks if one.rank in job.faulty]
     computes = job.backend == "nccl" and any(one.watched and one.watched.last.state == "R" for one in here)

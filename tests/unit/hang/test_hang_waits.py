@@ -15,6 +15,7 @@ from ddpdoctor.engine.planning import plan_for
 from ddpdoctor.engine.registry import diagnose
 from ddpdoctor.facts.hang import Hang, Recorded, RecordedCollective, RecordedGroup
 from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.hang.flight_recorder.call_order import other_way
 from ddpdoctor.hang.flight_recorder.dump_format import parse_dump
 from ddpdoctor.hang.flight_recorder.wait_graph import LagCause, RecordedHang, RecordedSign, waits_of
 from ddpdoctor.hang.recorded_hang import record_of
@@ -63,13 +64,25 @@ def wrongly_named(
 
 
 def is_as_narrow_as_can_be(job: Job, found: RecordedHang) -> bool:
-    """Whether exactly those are named that gloo's recorder can't tell from a faulty one: ranks that have done all that it has of
-    them. They may be at their end, or in a send or a receive, of which it knows nothing."""
+    """Whether exactly those are named that the dumps can't tell from a faulty one.
+
+    Of ranks in another branch: all that wait for it as it waits for them, where no more ranks of the same place show that they went
+    the other way. Over gloo: ranks that have done all that its recorder has of them. They may be at their end, or in a send or a
+    receive, of which it knows nothing.
+    """
+    named, faulty = {*found.ranks}, {*job.faulty}
     alive = set(range(job.world)) - set(job.dead)
     alike = {rank for rank in alive if job.waits_in_nothing_recorded(rank)}
-    return (
-        job.backend == "gloo" and not job.dead and found.unsure == found.ranks == tuple(sorted(alike | {*job.faulty}))
-    )
+    if job.branched:
+        undecided = faulty <= named <= job.waiting_for_each_other() and not job.can_be_told()
+        return undecided or (job.hides_waits and _is_alike_to_a_stop(job, found, alike))
+    return job.backend == "gloo" and not job.dead and found.unsure == found.ranks == tuple(sorted(alike | faulty))
+
+
+def _is_alike_to_a_stop(job: Job, found: RecordedHang, alike: set[int]) -> bool:
+    """Whether those are named of whom one would have left such dumps if it had stopped, or nobody is blamed."""
+    blames = found.sign is not RecordedSign.EVEN
+    return {*found.ranks} == alike if blames else {*found.ranks} <= job.waiting_for_each_other()
 
 
 @pytest.mark.parametrize("first", range(0, 2 * SAMPLE, SAMPLE))
@@ -309,6 +322,51 @@ def test_who_is_in_every_circle_has_taken_another_way() -> None:
         3,
     )
     assert [lag.rank for lag in found.lags] == [0]
+
+
+def test_ranks_of_other_groups_tell_by_the_order_of_their_calls_which_of_two_that_wait_for_each_other_is_wrong() -> (
+    None
+):
+    """Rank 0 has left out a call of its tensor group."""
+
+    def of(rank: int, tensor: str, calls: Sequence[RecordedCollective], *after: RecordedCollective) -> Recorded:
+        ranks = (0, 1) if rank < 2 else (2, 3)
+        return dump(
+            rank,
+            group(f"{tensor}:tp", ranks, *calls),
+            group("3:model", range(4), *after, first=len(calls)),
+        )
+
+    found = [
+        of(0, "1", [call(3)], waits(8, "nccl:barrier")),
+        of(1, "1", [call(3), waits(4, "nccl:broadcast")]),
+        *(of(rank, "2", [call(3), call(4, "nccl:broadcast")], waits(8, "nccl:barrier")) for rank in (2, 3)),
+    ]
+    said = finding_of(*found)
+    assert said.summary == (
+        "rank 0 called barrier number 8 of model after all_reduce number 3 of tp, where ranks 1-3 called broadcast number 4 of tp"
+    )
+    assert said.evidence[0].text == "group tp, after all_reduce number 3: ranks 1-3: broadcast number 4 of tp"
+    assert finding_of(*found[:2]).summary.startswith("ranks 0 and 1 wait for each other in different groups")
+
+
+def test_ranks_that_send_to_each_other_run_different_parts_and_tell_nothing_of_each_others_way() -> None:
+    """Rank 0, of a first stage of its own, calls what ranks 1 to 3 don't; of ranks 0 and 1, none is wrong."""
+    first = dump(0, group("1:tp", (0,), call(3)), group("2:pp", range(4), call(1), pair("send 0->1"), first=1))
+    rest = [dump(rank, group("1:tp", (rank,), call(3), call(4)), group("2:pp", range(4), pair("recv 1<-0"), first=2)) for rank in (1, 2, 3)]  # fmt: skip
+    assert other_way([first, *rest], (0, 1)) is None
+
+
+def test_ranks_that_differ_in_several_groups_are_all_named() -> None:
+    def tensor(name: str, first: int) -> list[Recorded]:
+        ranks = range(first, first + 3)
+        names = ("broadcast", "all_reduce", "all_reduce")
+        return [dump(rank, group(f"{name}:tp", ranks, waits(6, f"nccl:{called}"))) for rank, called in zip(ranks, names, strict=True)]  # fmt: skip
+
+    assert finding_of(*tensor("1", 0), *tensor("2", 3)).summary == (
+        "rank 0 called broadcast (train.py:40) at number 6 of group 1:tp, where ranks 1 and 2 called all_reduce; so did rank 3 in other"
+        " groups"
+    )
 
 
 def finding_of(*dumps: Recorded, world_size: int = 0) -> Finding:
