@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ddpdoctor.api.errors import SpokenForError as SpokenForError
     from ddpdoctor.api.errors import UnsafeError as UnsafeError
     from ddpdoctor.api.errors import UsageError as UsageError
-    from ddpdoctor.api.fleet_comparison import FleetError as FleetError
+    from ddpdoctor.api.errors import WriteError as WriteError
     from ddpdoctor.api.fleet_comparison import FleetResult as FleetResult
     from ddpdoctor.api.fleet_comparison import fleet as fleet
     from ddpdoctor.api.host_snapshot import HostSnapshot as HostSnapshot
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 _NAMES: Final = {
     "checking": ("CheckResult", "check"),
     "checkpoint_fixing": ("CheckpointResult", "FixingObserver", "fix_checkpoint"),
-    "errors": ("NoVerdictError", "SpokenForError", "UnsafeError", "UsageError"),
-    "fleet_comparison": ("FleetError", "FleetResult", "fleet"),
+    "errors": ("NoVerdictError", "SpokenForError", "UnsafeError", "UsageError", "WriteError"),
+    "fleet_comparison": ("FleetResult", "fleet"),
     "node_gate": ("GateResult", "gate"),
     "host_snapshot": ("HostSnapshot", "snapshot"),
     "leftovers": ("ZombiesResult", "zombies"),

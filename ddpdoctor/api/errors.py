@@ -66,6 +66,10 @@ class UnsafeError(Exception):
         self.lacking = tuple(lacking)
 
 
+class WriteError(Exception):
+    """A file that can't be written; the text says why."""
+
+
 def refuse_other_ranks(command: str, environ: Mapping[str, str]) -> None:
     """Refuse to change this host where a launcher has started the command beside others: all would write the same file, and ask on
     one terminal.

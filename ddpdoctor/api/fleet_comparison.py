@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
-from ddpdoctor.api.errors import UsageError, refuse_empty
+from ddpdoctor.api.errors import UsageError, WriteError, refuse_empty
 from ddpdoctor.api.results import CommandResult
 
 if TYPE_CHECKING:
@@ -24,13 +24,6 @@ if TYPE_CHECKING:
 BY_GPU: Final = "gpu"
 BY_PARTITION: Final = "partition"
 MAX_FILE_BYTES: Final = 64 * 1024 * 1024
-PASSING: Final = "passing_nodes.txt"
-FAILING: Final = "failing_nodes.txt"
-READABLE: Final = 0o644
-
-
-class FleetError(Exception):
-    """A file that can't be written; the text says why."""
 
 
 class FleetResult(CommandResult):
@@ -117,19 +110,17 @@ class FleetResult(CommandResult):
         Returns:
             Their paths.
         Raises:
-            FleetError: they can't be written.
+            WriteError: they can't be written.
         """
-        paths = (os.path.join(folder, PASSING), os.path.join(folder, FAILING))  # noqa: PTH118
-        for path, names in zip(paths, (self.passing, self.failing), strict=True):
-            # The users' jobs read them, and there is nothing in them but names of hosts.
-            _write("".join(f"{name}\n" for name in names), path, READABLE)
-        return paths
+        from ddpdoctor.api.node_lists import write_node_lists
+
+        return write_node_lists(folder, self.passing, self.failing)
 
     def write_html(self, path: str | os.PathLike[str]) -> None:
         """Write the page of `to_html`.
 
         Raises:
-            FleetError: it can't be written.
+            WriteError: it can't be written.
         """
         _write(self.to_html(), path)
 
@@ -137,27 +128,23 @@ class FleetResult(CommandResult):
         """Write the profile, which `baseline` takes.
 
         Raises:
-            FleetError: it can't be written.
+            WriteError: it can't be written.
         """
         _write(self.profile().to_json(), path)
 
 
-def _write(text: str, path: str | os.PathLike[str], mode: int | None = None) -> None:
-    """Write a file, for its owner alone unless a mode is given.
+def _write(text: str, path: str | os.PathLike[str]) -> None:
+    """Write a file for its owner alone.
 
     Raises:
-        FleetError: it can't be written.
+        WriteError: it can't be written.
     """
-    from ddpdoctor.base.whole_files import write_whole
     from ddpdoctor.engine.snapshots import write_private
 
     try:
-        if mode is None:
-            write_private(text.encode(), Path(path))
-        else:
-            write_whole(path, text.encode(), mode)
+        write_private(text.encode(), Path(path))
     except OSError as error:
-        raise FleetError(f"{os.fspath(path)}: it was not written: {error.strerror or error}") from error
+        raise WriteError(f"{os.fspath(path)}: it was not written: {error.strerror or error}") from error
 
 
 def fleet(

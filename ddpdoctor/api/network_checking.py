@@ -57,6 +57,23 @@ class NetcheckResult(CommandResult):
         """The same on every node, where node 0 has decided whether warnings count."""
         return self.run.exit_code
 
+    def write_nodes(self, folder: str | os.PathLike[str]) -> tuple[str, ...]:
+        """Write passing_nodes.txt and failing_nodes.txt, a host a line, for `srun --exclude`; on node 0, which alone knows of all.
+
+        Returns:
+            Hosts that are in neither, and why, a sentence each.
+        Raises:
+            WriteError: they can't be written.
+        """
+        from ddpdoctor.api.node_lists import write_node_lists
+        from ddpdoctor.network_check.analysis.node_lists import sort_nodes
+
+        if self.run.fleet is None:
+            return ("no lists of nodes were written: node 0 writes them, once the nodes have met",)
+        lists = sort_nodes(self.run.fleet, self.run.examinations)
+        write_node_lists(folder, lists.passing, lists.failing)
+        return tuple(f"in neither list: {words}" for words in lists.unjudged)
+
     def _report_fields(self) -> dict[str, Any]:
         return {"fleet": self.run.fleet, "seconds": self.run.seconds, "smoke": self.smoke}
 

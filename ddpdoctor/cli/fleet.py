@@ -68,6 +68,7 @@ def fleet(
     Exit code: 0 nothing failed, 1 something did or a host did not answer (or warned, with --strict), 2 wrong usage or no verdict.
     """
     from ddpdoctor.api import fleet_comparison
+    from ddpdoctor.api.errors import WriteError
     from ddpdoctor.base.error_lines import complain
     from ddpdoctor.base.text import one_line
 
@@ -90,7 +91,7 @@ def fleet(
             result.write_html(html)
         if save_profile is not None:
             result.write_profile(save_profile)
-    except fleet_comparison.FleetError as error:
+    except WriteError as error:
         complain(one_line(str(error)))
         raise typer.Exit(2) from error
     form.print(result)

@@ -48,6 +48,13 @@ def netcheck(
     matrix: Annotated[
         bool, typer.Option("--matrix", help="On node 0: show latency and bandwidth between all pairs.")
     ] = False,
+    nodes_out: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="On node 0: write passing_nodes.txt and failing_nodes.txt there, for srun --exclude.",
+        ),
+    ] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit 1 for warnings, too, on all nodes. Node 0's counts.")
     ] = False,
@@ -89,7 +96,25 @@ def netcheck(
     print_notes(result)
     if matrix and result.run.part is not None:
         typer.echo("--matrix has no effect here: node 0 shows it", err=True)
+    if nodes_out is not None and not write_nodes(result, nodes_out):
+        raise typer.Exit(2)
     raise typer.Exit(result.exit_code())
+
+
+def write_nodes(result: NetcheckResult, folder: str) -> bool:
+    """Write the lists of nodes, and print on standard error what is in neither of them, and why; False where they can't be written."""
+    from ddpdoctor.api.errors import WriteError
+    from ddpdoctor.base.error_lines import complain
+    from ddpdoctor.base.text import one_line
+
+    try:
+        remarks = result.write_nodes(folder)
+    except WriteError as error:
+        complain(one_line(str(error)))
+        return False
+    for remark in remarks:
+        typer.echo(one_line(remark), err=True)
+    return True
 
 
 def print_notes(result: NetcheckResult) -> None:

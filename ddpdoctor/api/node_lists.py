@@ -1,0 +1,33 @@
+"""The two files that `srun --exclude` and `--nodelist` read: hosts on which jobs may be put, and all others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Final
+
+from ddpdoctor.api.errors import WriteError
+
+PASSING: Final = "passing_nodes.txt"
+FAILING: Final = "failing_nodes.txt"
+READABLE: Final = 0o644
+"""The users' jobs read them, and there is nothing in them but names of hosts."""
+
+
+def write_node_lists(folder: str | os.PathLike[str], passing: Iterable[str], failing: Iterable[str]) -> tuple[str, str]:
+    """Write both files, a host a line.
+
+    Returns:
+        Their paths.
+    Raises:
+        WriteError: they can't be written.
+    """
+    from ddpdoctor.base.whole_files import write_whole
+
+    paths = (os.path.join(folder, PASSING), os.path.join(folder, FAILING))  # noqa: PTH118
+    for path, names in zip(paths, (passing, failing), strict=True):
+        try:
+            write_whole(path, "".join(f"{name}\n" for name in names).encode(), READABLE)
+        except OSError as error:
+            raise WriteError(f"{path}: it was not written: {error.strerror or error}") from error
+    return paths
