@@ -7,6 +7,7 @@ __all__ = [
     "install_same_torch",
     "link_quality",
     "node_facts",
+    "node_lists",
     "tried_addresses",
     "way_to_master",
 ]
