@@ -10,10 +10,10 @@ import msgspec
 
 from ddpdoctor.base.log_signs import LogSign
 from ddpdoctor.checks.catalogue import catalogue
-from ddpdoctor.engine.sign_files import SignFileError, parse_sign_tables, parse_signs
 from ddpdoctor.knowledge import xids
 from tests.support import cuda_oom
 from tests.support.number_patterns import more_behind
+from tests.support.sign_files import SignFileError, parse_sign_tables, parse_signs
 
 CHECKS: Final = Path(__file__).parent.parent / "checks"
 SHARED: Final = CHECKS / "shared.signs.toml"

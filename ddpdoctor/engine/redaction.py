@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import msgspec
 
 from ddpdoctor.base.lazy_patterns import compile_lazily
-from ddpdoctor.facts.environment import Setting
 
 REDACTED = "[redacted]"
 
@@ -208,11 +207,6 @@ def legible(text: str) -> str:
     return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
 
-def redact_setting(setting: Setting) -> Setting:
-    """Take the setting's value out if the name speaks of a secret, else the secrets in the value."""
-    return Setting(setting.name, _redact_named(setting.name, setting.value), setting.origin)
-
-
 def _redact_named(name: str, value: str) -> str:
     if value and is_secret_name(name) and not _tells_nothing(name, value):
         return REDACTED
@@ -221,7 +215,7 @@ def _redact_named(name: str, value: str) -> str:
 
 def redact_facts(value: T) -> T:
     """Copy any struct, tuple, dict or string without its secrets: each string by `redact_text`, the `value` of a struct that
-    has a `name` as `redact_setting` does, and in a tuple of arguments what follows a secret's option. All strings `legible`."""
+    has a `name` wholly where that speaks of a secret, and in a tuple of arguments what follows a secret's option. All strings `legible`."""
     result: Any = value
     if isinstance(value, str):
         result = redact_text(legible(value))

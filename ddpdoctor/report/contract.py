@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
@@ -252,21 +251,3 @@ def mirror(kind: type[T], source: object, **fields: Any) -> T:
 def to_json(report: Report) -> str:
     """Indented JSON, ASCII only, so that no terminal or log mangles it."""
     return escaped_json(json.dumps(msgspec.to_builtins(report), indent=2))
-
-
-def json_schema() -> dict[str, Any]:
-    """The JSON Schema of `Report`, as it is published."""
-    schema = _cleaned(msgspec.json.schema(Report))
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "ddpdoctor report", **schema}
-
-
-def _cleaned(schema: Any) -> Any:
-    """Descriptions come from docstrings, whose indentation Python keeps before 3.13 and drops from then on."""
-    if isinstance(schema, dict):
-        return {
-            key: inspect.cleandoc(value) if key == "description" and isinstance(value, str) else _cleaned(value)
-            for key, value in schema.items()
-        }
-    if isinstance(schema, list | tuple):
-        return [_cleaned(part) for part in schema]
-    return schema

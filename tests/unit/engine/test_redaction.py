@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpdoctor.engine.redaction import REDACTED, is_secret_name, redact_facts, redact_setting, redact_text
+from ddpdoctor.engine.redaction import REDACTED, is_secret_name, redact_facts, redact_text
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.kernel_log import KernelLine, KernelLog
 from ddpdoctor.facts.machine import Machine
@@ -140,7 +140,7 @@ def test_planted_in_text(write: Callable[[str], str], secret: str, before: str, 
 
 @given(name=st.sampled_from(SECRET_NAMES), secret=any_secret)
 def test_settings_by_name(name: str, secret: str) -> None:
-    assert redact_setting(Setting(name, secret)).value == REDACTED
+    assert redact_facts(Setting(name, secret)).value == REDACTED
     assert secret not in redact_text(f"{name}={shlex.quote(secret)} python train.py")
     assert secret not in redact_text(f"run --{name.lower().replace('_', '-')} {shlex.quote(secret)}")
     # As a command line looks in /proc: words without their quotes.
@@ -157,7 +157,7 @@ def test_json_of_any_secret(name: str, secret: str) -> None:
 
 @given(name=st.sampled_from(HARMLESS_NAMES), value=harmless)
 def test_harmless_settings_stay(name: str, value: str) -> None:
-    assert redact_setting(Setting(name, value)) == Setting(name, value)
+    assert redact_facts(Setting(name, value)) == Setting(name, value)
 
 
 @pytest.mark.parametrize("text", ["max_tokens: 4096", "--num-tokens 512", "tokens=512", "--tokens 4096", "tokens: 12,"])
@@ -173,7 +173,7 @@ def test_what_is_switched_is_no_secret(text: str) -> None:
 
 
 def test_empty_settings_stay_empty() -> None:
-    assert redact_setting(Setting("HF_TOKEN", "")).value == ""
+    assert redact_facts(Setting("HF_TOKEN", "")).value == ""
 
 
 @given(

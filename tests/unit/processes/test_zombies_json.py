@@ -17,10 +17,11 @@ from ddpdoctor.processes.leftovers.all_kinds import leftovers_of
 from ddpdoctor.processes.leftovers.ending import Endings
 from ddpdoctor.processes.leftovers.leftover import Leftover
 from ddpdoctor.processes.render_zombies import zombies_report
-from ddpdoctor.report.contract import json_schema, to_json
+from ddpdoctor.report.contract import to_json
 from ddpdoctor.report.reported_leftovers import Fate, LeftoverKind
 from tests.support.process_trees import SOMEBODY, Host
 from tests.support.registered_checks import find_check
+from tests.support.report_schema import json_schema
 from tests.unit.processes.test_leftovers import segments
 
 

@@ -17,7 +17,7 @@ from ddpdoctor.engine.registry import Check, Result, Skipped, SkipReason
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.report.contract import Report, build_report, json_schema, to_json
+from ddpdoctor.report.contract import Report, build_report, to_json
 from ddpdoctor.report.document import Block, Column, Document, LabelledRows, Paragraph, Section, Table
 from ddpdoctor.report.examined_hosts import check_document
 from ddpdoctor.report.markdown import escape, to_markdown
@@ -25,7 +25,7 @@ from ddpdoctor.report.privacy import Anonymiser, hosts_in
 from ddpdoctor.report.reported_leftovers import Certainty, LeftoverKind, ReportedLeftover
 from ddpdoctor.report.terminal import text_of
 from tests.support.fixture_hosts import healthy_facts, healthy_names, host_cases, to_snapshot
-from tests.support.report_schema import SCHEMA_FILE, check_against_schema
+from tests.support.report_schema import SCHEMA_FILE, check_against_schema, json_schema
 from tests.support.running import processes, rank
 
 

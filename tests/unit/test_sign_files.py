@@ -8,8 +8,8 @@ import pytest
 
 from ddpdoctor.base.log_signs import HEALTHY_RUNS, LogSign, SignRole
 from ddpdoctor.checks.catalogue import all_checks, packaged_signs
-from ddpdoctor.engine.sign_files import SignFileError, parse_sign_tables, parse_signs
 from tests.log_sign_files import read_all
+from tests.support.sign_files import SignFileError, parse_sign_tables, parse_signs
 
 WRITTEN = """
 [parts]
