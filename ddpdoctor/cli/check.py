@@ -8,11 +8,13 @@ import typer
 
 from ddpdoctor.cli.options import (
     CheckpointOption,
+    IgnoreOption,
     JsonOption,
     MarkdownOption,
     PythonOption,
     QuickOption,
     QuietOption,
+    SelectOption,
     StrictOption,
     VerboseOption,
 )
@@ -24,10 +26,8 @@ if TYPE_CHECKING:
 
 def check(
     python: PythonOption = None,
-    chosen: Annotated[
-        list[str] | None, typer.Option("--select", help="Only these checks or families (comma-separated or repeated).")
-    ] = None,
-    ignored: Annotated[list[str] | None, typer.Option("--ignore", help="Not these checks or families.")] = None,
+    chosen: SelectOption = None,
+    ignored: IgnoreOption = None,
     snapshots: Annotated[
         list[str] | None,
         typer.Option(
@@ -39,7 +39,7 @@ def check(
     checkpoints: CheckpointOption = None,
     nproc: Annotated[
         int | None,
-        typer.Option(min=1, help="Ranks planned on this host. Default: the number of GPUs.", show_default=False),
+        typer.Option(min=1, help="Ranks planned on this host. Default: the number of GPUs."),
     ] = None,
     as_json: JsonOption = False,
     as_markdown: MarkdownOption = False,
@@ -48,7 +48,6 @@ def check(
         typer.Option(
             metavar="FILE.prom",
             help="Also write metrics, for the textfile collector of node_exporter.",
-            show_default=False,
         ),
     ] = None,
     strict: StrictOption = False,

@@ -23,7 +23,6 @@ def diagnose_log(
         typer.Option(
             metavar="FILE",
             help="Hold it against this saved snapshot of the host that failed.",
-            show_default=False,
         ),
     ] = None,
     python: PythonOption = None,

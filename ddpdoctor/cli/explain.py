@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 def explain(
     slug: Annotated[str, typer.Argument(help="A check from `ddpdoctor list`, a family, or a topic such as apex.")],
-    python: Annotated[
-        str | None, typer.Option(help="For topics: the Python in which training runs.", show_default=False)
-    ] = None,
+    python: Annotated[str | None, typer.Option(help="For topics: the Python in which training runs.")] = None,
     snapshot: Annotated[
         Path | None, typer.Option(help="For topics: work it out for this saved snapshot, not this host.")
     ] = None,

@@ -44,7 +44,7 @@ def fix_checkpoint(
         typer.Option("--output", "-o", metavar="OUT", help="Write a new file (of several: into a folder) instead."),
     ] = None,
     device: Annotated[
-        str | None, typer.Option("--to", metavar="DEVICE", help="Pin to this device. Default: cpu.", show_default=False)
+        str | None, typer.Option("--to", metavar="DEVICE", help="Pin to this device. Default: cpu.")
     ] = None,
     prefixes: Annotated[
         list[str] | None,

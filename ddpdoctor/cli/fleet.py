@@ -6,7 +6,15 @@ from typing import Annotated
 
 import typer
 
-from ddpdoctor.cli.options import JsonAloneOption, MarkdownOption, QuietOption, StrictOption, VerboseOption
+from ddpdoctor.cli.options import (
+    IgnoreOption,
+    JsonAloneOption,
+    MarkdownOption,
+    QuietOption,
+    SelectOption,
+    StrictOption,
+    VerboseOption,
+)
 from ddpdoctor.cli.output import ReportForm
 
 
@@ -49,13 +57,11 @@ def fleet(
     save_profile: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write what most hosts have, for --baseline of a later sweep.")
     ] = None,
-    chosen: Annotated[
-        list[str] | None, typer.Option("--select", help="Only these checks or families (comma-separated or repeated).")
-    ] = None,
-    ignored: Annotated[list[str] | None, typer.Option("--ignore", help="Not these checks or families.")] = None,
+    chosen: SelectOption = None,
+    ignored: IgnoreOption = None,
     nproc: Annotated[
         int | None,
-        typer.Option(min=1, help="Ranks planned on each host. Default: the number of GPUs.", show_default=False),
+        typer.Option(min=1, help="Ranks planned on each host. Default: the number of GPUs."),
     ] = None,
     as_json: JsonAloneOption = False,
     as_markdown: MarkdownOption = False,

@@ -12,6 +12,7 @@ import msgspec
 import typer
 from typer.core import TyperCommand
 
+from ddpdoctor.cli.options import IgnoreOption, QuickOption, SelectOption
 from ddpdoctor.gating.dialects import DIALECTS, Dialect, GateAnswer
 from ddpdoctor.gating.outcome import no_verdict
 from ddpdoctor.gating.supervision import ALARM_SECONDS, do_in_child, last_resort, seconds_since_start
@@ -43,22 +44,17 @@ COMMAND = GateCommand
 
 
 def gate(
-    caller: Annotated[
-        str, typer.Option("--for", metavar="CALLER", help=f"Who asks: {', '.join(DIALECTS)}.", show_default=False)
-    ],
-    chosen: Annotated[
-        list[str] | None, typer.Option("--select", help="Only these checks or families (comma-separated or repeated).")
-    ] = None,
-    ignored: Annotated[list[str] | None, typer.Option("--ignore", help="Not these checks or families.")] = None,
+    caller: Annotated[str, typer.Option("--for", metavar="CALLER", help=f"Who asks: {', '.join(DIALECTS)}.")],
+    chosen: SelectOption = None,
+    ignored: IgnoreOption = None,
     owners: Annotated[
         list[str] | None,
         typer.Option(
             "--owner",
             help="Whose failures count: node, fabric, user, unknown (comma-separated or repeated). Default: node.",
-            show_default=False,
         ),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Do not import torch.")] = False,
+    quick: QuickOption = False,
     drain: Annotated[
         bool,
         typer.Option("--drain", help="Drain this node of Slurm if it fails; undrain it if we had, and it has healed."),
@@ -71,12 +67,11 @@ def gate(
         typer.Option(
             metavar="FILE",
             help="Names checks that are switched off. Default: /etc/ddpdoctor/killswitch, if it is there.",
-            show_default=False,
         ),
     ] = None,
     timeout: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="For the whole. Default: what the caller allows.", show_default=False),
+        typer.Option(metavar="SECONDS", help="For the whole. Default: what the caller allows."),
     ] = None,
 ) -> None:
     """Tell a scheduler or monitor, in its own language, whether this node may be given work.

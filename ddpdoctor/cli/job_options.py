@@ -15,7 +15,6 @@ MasterAddrOption = Annotated[
     typer.Option(
         metavar="HOST",
         help="Where rank 0 runs: MASTER_ADDR. Default: the launcher's.",
-        show_default=False,
         rich_help_panel=PANEL,
     ),
 ]
@@ -24,7 +23,6 @@ MasterPortOption = Annotated[
     typer.Option(
         metavar="PORT",
         help="MASTER_PORT. Default: the launcher's, or 29500.",
-        show_default=False,
         rich_help_panel=PANEL,
     ),
 ]
@@ -37,7 +35,6 @@ TokenOption = Annotated[
         help="Let in only nodes that give the same. Better set DDPDOCTOR_TOKEN, which other users of the host can't read. "
         "Default: from the job's id; by hand none on a private address, so that whoever reaches the port may take part; "
         "else node 0 makes one up.",
-        show_default=False,
         rich_help_panel=PANEL,
     ),
 ]

@@ -16,7 +16,6 @@ def jobs(
         typer.Argument(
             metavar="[PID|JOB]",
             help="Only this job: the pid of its launcher, a rank, a worker, or the script around them.",
-            show_default=False,
         ),
     ] = None,
     hang: Annotated[
@@ -38,7 +37,7 @@ def jobs(
     ] = False,
     seconds: Annotated[
         int | None,
-        typer.Option(metavar="S", min=1, max=600, help="How long --hang watches.  [default: 3]", show_default=False),
+        typer.Option(metavar="S", min=1, max=600, help="How long --hang watches.  [default: 3]"),
     ] = None,
     as_json: JsonOption = False,
     as_markdown: MarkdownOption = False,

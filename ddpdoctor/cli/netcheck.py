@@ -24,7 +24,6 @@ def netcheck(
         typer.Option(
             metavar="N",
             help="Nodes of the job. Default: the launcher's; without any, look from here alone.",
-            show_default=False,
             rich_help_panel=PANEL,
         ),
     ] = None,
@@ -33,7 +32,6 @@ def netcheck(
         typer.Option(
             metavar="I",
             help="This node, from 0. Default: the launcher's, else by order of arrival.",
-            show_default=False,
             rich_help_panel=PANEL,
         ),
     ] = None,

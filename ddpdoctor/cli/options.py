@@ -11,6 +11,10 @@ JsonAloneOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 MarkdownOption = Annotated[
     bool, typer.Option("--markdown", help="Print Markdown for a bug report, without names of people and hosts.")
 ]
+SelectOption = Annotated[
+    list[str] | None, typer.Option("--select", help="Only these checks or families (comma-separated or repeated).")
+]
+IgnoreOption = Annotated[list[str] | None, typer.Option("--ignore", help="Not these checks or families.")]
 StrictOption = Annotated[bool, typer.Option("--strict", help="Exit 1 for warnings, too.")]
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Name what passed and what had nothing to test.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="One line a finding, and the verdict.")]
@@ -20,7 +24,6 @@ PythonOption = Annotated[
     typer.Option(
         metavar="PATH",
         help="The Python in which training runs. Default: the active environment's.",
-        show_default=False,
     ),
 ]
 CheckpointOption = Annotated[

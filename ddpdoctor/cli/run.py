@@ -19,7 +19,7 @@ HANG_AFTER = 300.0
 def run(
     command: Annotated[
         list[str],
-        typer.Argument(metavar="[--] COMMAND...", help="As it is started without ddpdoctor.", show_default=False),
+        typer.Argument(metavar="[--] COMMAND...", help="As it is started without ddpdoctor."),
     ],
     hang_after: Annotated[
         float,
@@ -34,7 +34,6 @@ def run(
         typer.Option(
             metavar="FILE",
             help="Write the kept part of the output into this file, when the command has ended.",
-            show_default=False,
         ),
     ] = None,
     settings: Annotated[

@@ -26,7 +26,6 @@ def smoke(
             min=1,
             metavar="N",
             help="Ranks on this host, 120 at most. Default: one a GPU; without any, 2.",
-            show_default=False,
         ),
     ] = None,
     nnodes: Annotated[
@@ -35,7 +34,6 @@ def smoke(
             min=1,
             metavar="M",
             help="Hosts of the job: run this on each. Default: the launcher's, else 1.",
-            show_default=False,
             rich_help_panel=PANEL,
         ),
     ] = None,
@@ -45,7 +43,6 @@ def smoke(
             min=0,
             metavar="I",
             help="This host, from 0. Default: the launcher's.",
-            show_default=False,
             rich_help_panel=PANEL,
         ),
     ] = None,
@@ -64,16 +61,13 @@ def smoke(
             max=86400,
             metavar="SECONDS",
             help="A stage may take so long, the import of torch at least 30. Default: 30, the import 90.",
-            show_default=False,
         ),
     ] = None,
     stages: Annotated[
         list[str] | None,
         typer.Option(
-            "--stages",
             metavar="NAMES",
             help="Only these, and what they need (comma-separated or repeated). Default: all.",
-            show_default=False,
         ),
     ] = None,
     scaling: Annotated[

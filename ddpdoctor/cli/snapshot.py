@@ -19,7 +19,6 @@ def snapshot(
             "-o",
             metavar="FILE",
             help="The file to write. Default, and for -: standard output.",
-            show_default=False,
         ),
     ] = None,
     python: PythonOption = None,

@@ -22,7 +22,6 @@ def zombies(
         typer.Argument(
             metavar="[PID|SEGMENT]...",
             help="Only these: pids, or paths in /dev/shm. Default: all that is left over.",
-            show_default=False,
         ),
     ] = None,
     kill: Annotated[
