@@ -60,7 +60,9 @@ def with_lists_compared(seen: Sequence[SignMatch], log: Log, slug: str) -> list[
             if (
                 not others
                 and _is_alone(match)
-                and any(_is_wrapped(candidate) and _of_one_message(candidate, match) for candidate in seen)
+                and any(
+                    _WRAPPED.search(candidate.line.text) and _of_one_message(candidate, match) for candidate in seen
+                )
             ):
                 continue
             if (role := _role(match, others)) is not None:
@@ -144,10 +146,6 @@ def holder(seen: Iterable[SignMatch]) -> str:
 def _is_alone(prefixed: SignMatch) -> bool:
     """Whether no other list of its message was cut off: missing keys come first, and the others on the next line."""
     return not prefixed.sign.startswith("Missing") or _keys(prefixed)[1]
-
-
-def _is_wrapped(headline: SignMatch) -> bool:
-    return bool(_WRAPPED.search(headline.line.text))
 
 
 def _role(prefixed: SignMatch, others: Sequence[SignMatch]) -> SignRole | None:

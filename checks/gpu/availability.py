@@ -302,7 +302,13 @@ def gpu_memory_in_use(
     enough = len(free) >= plan.nproc or (free and len(devices) > 1)
     yield Finding.of(
         f"Memory is already in use on {called(full)}: {much}",
-        (Evidence(f"GPU {gpu.index}: {_held(gpu)}", "NVML") for gpu in full[:8]),
+        (
+            Evidence(
+                f"GPU {gpu.index}: {human(known(gpu.memory_used))} of {human(_memory(gpu))} in use{_processes(gpu)}",
+                "NVML",
+            )
+            for gpu in full[:8]
+        ),
         Fix(
             "See which process holds it, and end it if it is yours",
             ("nvidia-smi", "fuser -v /dev/nvidia*" if unseen else "ps -fu $USER"),
@@ -322,8 +328,3 @@ def _choose(free: list[Gpu]) -> str:
 def _share(gpu: Gpu) -> float | None:
     used, total = known_or(gpu.memory_used, None), known_or(gpu.memory_total, None)
     return None if used is None or not total else used / total
-
-
-def _held(gpu: Gpu) -> str:
-    """Only for one whose `_share` is known."""
-    return f"{human(known_or(gpu.memory_used, 0))} of {human(_memory(gpu))} in use{_processes(gpu)}"

@@ -40,7 +40,8 @@ def pcie_link_degraded(pci: Pci, gpus: Maybe[Gpus]) -> Iterator[Finding]:
     known_links = tuple(card for card in at_slots if card.link_width and card.parent_link_width_max)
     if not known_links:
         leave_untested("sysfs doesn't say how the cards and their slots are linked")
-    busy = {} if isinstance(gpus, Unknown) else {gpu.bus_id: gpu for gpu in gpus.answering if _busy(gpu)}
+    answering = () if isinstance(gpus, Unknown) else gpus.answering
+    busy = {gpu.bus_id: gpu for gpu in answering if known_or(gpu.utilisation, 0) >= 50}
     narrow = tuple(card for card in known_links if card.link_width < _best_width(card))
     in_use = [card for card in known_links if card not in narrow and (card.address in busy or not _is_gpu(card))]
     slow = tuple(card for card in in_use if card.link_speed < _best_speed(card))
@@ -89,10 +90,6 @@ def _off_slot(gpu: Gpu) -> bool:
     if re.search(r"\bG[HB]\d{2,3}\b", gpu.name):
         return True
     return known_or(gpu.virtualization, "none") != "none"
-
-
-def _busy(gpu: Gpu) -> bool:
-    return known_or(gpu.utilisation, 0) >= 50
 
 
 def _best_width(card: PciDevice) -> int:

@@ -33,10 +33,6 @@ BIGGEST = "ps -eo rss,user,pid,comm --sort=-rss | head -n 15"
 """Lists the processes that hold the most memory."""
 
 
-def _may_need(plan: Plan, wanted: int) -> str:
-    return f"{plural(plan.nproc, 'rank')} may need {human(wanted)}"
-
-
 def _need(gpus: Maybe[Gpus], plan: Plan) -> tuple[int, int]:
     """Bytes that all ranks take at the very least, and bytes that they want."""
     if isinstance(gpus, Gpus) and not gpus.devices:
@@ -73,7 +69,7 @@ def cgroup_memory_limit(
     room = limit - max(0, used - cache)
     if room < wanted:
         yield Finding.of(
-            f"The memory limit here leaves only {human(room)} of {human(limit)}; {_may_need(plan, wanted)}",
+            f"The memory limit here leaves only {human(room)} of {human(limit)}; {plural(plan.nproc, 'rank')} may need {human(wanted)}",
             told(cgroup, "memory_limit", f"memory limit of the container or job: {human(limit)}"),
             told(cgroup, "memory_used", f"in use: {human(used)}, of which {human(cache)} can be reclaimed"),
             planned(plan),

@@ -89,7 +89,9 @@ def _only_shown(examination: Examination, found: Sequence[Case], wish: Wish, *, 
 
 def _would_be(choice: FixChoice, refused: dict[AppliableFix, str], where: SettingsPlace) -> Treatment:
     if choice.remedy is None or choice.remedy in refused:
-        (left,) = judge_treatments([choice], _refusing(refused), None)
+        applied = Applied()
+        applied.refused = refused
+        (left,) = judge_treatments([choice], applied, None)
         return left
     if choice.remedy.leftovers:
         how = "ended, if a second look agrees"
@@ -105,12 +107,6 @@ def _would_be(choice: FixChoice, refused: dict[AppliableFix, str], where: Settin
         state=FixState.WOULD_APPLY,
         reason=f"{how}; nothing was changed now",
     )
-
-
-def _refusing(refused: dict[AppliableFix, str]) -> Applied:
-    applied = Applied()
-    applied.refused = refused
-    return applied
 
 
 class _Terminal:

@@ -307,7 +307,7 @@ class Catalogue:
     @property
     def checks(self) -> tuple[Check, ...]:
         """All, by family, file, and place in the file, whatever was imported first."""
-        return tuple(sorted(self._by_slug.values(), key=_order))
+        return tuple(sorted(self._by_slug.values(), key=lambda check: (check.family, check.module)))
 
     def standing_for(self, topic: Enum) -> tuple[Check, ...]:
         """The checks that declare it, in the same order."""
@@ -346,10 +346,6 @@ def _said(sign: LogSign, lines: list[str]) -> int:
     if any(re.search(sign.pattern, line) for line in with_text):
         return max(len(sign.text), LEAST_SIGN if sign.pattern else 0)
     return len(sign.text) if with_text and len(sign.text) >= LONG_SIGN else 0
-
-
-def _order(check: Check) -> tuple[str, str]:
-    return check.family, check.module
 
 
 REGISTERED = Catalogue()

@@ -82,16 +82,12 @@ def _host_sections(host: Examination, *, verbose: bool) -> Iterator[Section]:
 def _outcome(host: Examination) -> str:
     if host.verdict is Verdict.UNKNOWN:
         return "No verdict: not a single check could be judged"
-    found = _found(host)
+    found = " and ".join(problems_and_warnings([severity for _, severity, _ in host.findings]))
     if host.conclusion is Verdict.UNKNOWN:
         unanswered, all_of_them = host.unanswered
         few = f"No verdict: {unanswered} of {all_of_them} checks that had something to look at could not be tested"
         return f"{few}; {found} so far" if found else few
     return found or "Nothing wrong was found"
-
-
-def _found(host: Examination) -> str:
-    return " and ".join(problems_and_warnings([severity for _, severity, _ in host.findings]))
 
 
 def _counts(host: Examination) -> str:

@@ -104,7 +104,8 @@ class RankRunner:
         kills = oom_kills()
         try:
             self._listener.open()
-            await self._reaper.start(self._command(folder.path), folder.path, self._environ)
+            order = self._order.to_json(self._listener.channel, folder.path)
+            await self._reaper.start([self._python, os.fspath(TRAINER), order], folder.path, self._environ)
             await self.wait_until_over()
         except asyncio.CancelledError as error:
             if error.args != (ABORTED,):
@@ -131,9 +132,6 @@ class RankRunner:
             folder=folder,
             leftovers=leftovers,
         )
-
-    def _command(self, folder: str) -> list[str]:
-        return [self._python, os.fspath(TRAINER), self._order.to_json(self._listener.channel, folder)]
 
     async def _end(self, folder: str) -> Leftovers:
         """End all processes, and clear up after them."""

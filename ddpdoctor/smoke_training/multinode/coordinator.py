@@ -126,7 +126,10 @@ class TrainingCoordinator:
         return clip("; ".join(said), 600)
 
     def _host_of(self, rank: int) -> str:
-        return _host(self._session.snapshots[rank], self._session.hub.peers[rank].host)
+        """The name of the machine, without what tells several ranks on it apart."""
+        network = self._session.snapshots[rank].network
+        known = "" if isinstance(network, Unknown) else network.hostname
+        return known or self._session.hub.peers[rank].host.partition(" (")[0]
 
     def find_impossible_hosts(self, plans: Mapping[int, SmokePlan]) -> str:
         """Name the hosts whose plan is known to fail before anything is started; "" where there is none."""
@@ -220,7 +223,9 @@ class TrainingCoordinator:
         return Smoke(
             ranks=tuple(sorted(runs, key=lambda run: run.rank)),
             world_size=sum(plan.nproc for plan in plans.values()),
-            nnodes=self._hosts(len(plans)),
+            nnodes=len({self._host_of(rank) for rank in self._session.present})
+            if self._options.launcher
+            else len(plans),
             backend=backend,
             chosen=self.describe_plan(plans, backend),
             gpus_passed_over=self._gpus_passed_over,
@@ -239,11 +244,6 @@ class TrainingCoordinator:
         """The folders of hosts whose ranks had their files elsewhere than usual."""
         folders = [f"{self._host_of(rank)}: {answer.folder}" for rank, answer in done.items() if answer.folder]
         return clip(listed(dict.fromkeys(folders), most=4), 600)
-
-    def _hosts(self, nodes: int) -> int:
-        if not self._options.launcher:
-            return nodes
-        return len({self._host_of(rank) for rank in self._session.present})
 
     def describe_plan(self, plans: Mapping[int, SmokePlan], backend: str) -> str:
         """Say how many ranks are run where, and which GPUs are passed over."""
@@ -266,12 +266,6 @@ class TrainingCoordinator:
 
 def _wanted(snapshot: Snapshot) -> int | None:
     return snapshot.meeting.nproc if isinstance(snapshot.meeting, Meeting) else None
-
-
-def _host(snapshot: Snapshot, name: str) -> str:
-    """The name of the machine, without what tells several ranks on it apart."""
-    network = snapshot.network
-    return name.partition(" (")[0] if isinstance(network, Unknown) else network.hostname or name.partition(" (")[0]
 
 
 def local_ranks(snapshot: Snapshot) -> int | None:
