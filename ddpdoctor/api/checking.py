@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ddpdoctor.api.errors import UsageError, refuse_empty
@@ -132,9 +133,11 @@ def check_host(
     checkpoints: Sequence[str] = (),
     nproc: int | None = None,
     quick: bool = False,
+    settings: Mapping[str, str] = MappingProxyType({}),
     limit: TimeLimit,
 ) -> CheckResult:
-    """Look at this host until the limit's time to look is over, and judge what is seen; the other arguments are those of `check`.
+    """Look at this host until the limit's time to look is over, and judge what is seen, with settings as if they were in the environment;
+    the other arguments are those of `check`.
 
     Raises:
         UsageError: as `check` does.
@@ -145,14 +148,14 @@ def check_host(
     context = seen = None
     if not (select or ignore):
         # All checks want all facts: which checks these are can be read while the probes wait.
-        context = start_probes(python, quick=quick, checkpoints=checkpoints)
+        context = start_probes(python, quick=quick, checkpoints=checkpoints, settings=settings)
         seen = _look_at_everything(context, limit)
     checks = selected_checks(select, ignore)
     if checkpoints and not any("checkpoints" in check.groups for check in checks):
         raise UsageError("--select and --ignore leave no check that looks into the --checkpoint")
     if context is None:
         needs_import = bool({"torch", "libraries"} & _groups(checks))
-        context = start_probes(python, quick=quick or not needs_import, checkpoints=checkpoints)
+        context = start_probes(python, quick=quick or not needs_import, checkpoints=checkpoints, settings=settings)
     snapshot = seen or collect_facts(context, _groups(checks), limit=limit)
     limit.stage = "judging what was seen"
     from ddpdoctor.engine.examination import examine

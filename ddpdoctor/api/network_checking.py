@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.api.errors import SpokenForError, UsageError, refuse_empty
+from ddpdoctor.api.errors import NoVerdictError, SpokenForError, UsageError, refuse_empty
 from ddpdoctor.api.results import CommandResult
 from ddpdoctor.knowledge.netcheck_command import DOTS, with_token
 from ddpdoctor.knowledge.netcheck_command import TOKEN_VARIABLE as TOKEN_VARIABLE
@@ -124,6 +124,7 @@ def netcheck(
     quick: bool = False,
     strict: bool = False,
     listen: Callable[[NetcheckProgress], ProgressListener] = lambda progress: progress,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> NetcheckResult:
     """Find out why the ranks don't meet: to be called on every node of the job, in any order.
 
@@ -138,9 +139,11 @@ def netcheck(
         quick: without torch: no real store, no collectives. Node 0's counts.
         strict: warnings count, on all nodes. Node 0's counts.
         listen: is given the progress, and gives who is told how it goes.
+        tell: is told what it waits for before it knows whom to meet.
 
     Raises:
         UsageError: the arguments contradict each other, or the launcher's settings.
+        NoVerdictError: not all pods of NVSentinel's gang have come in time.
         SpokenForError: local rank 0 speaks for this node.
         UnsafeError: root would run another user's Python.
     """
@@ -153,7 +156,7 @@ def netcheck(
     options = _options(wait=wait, quick=quick, python=python, strict=strict)
     flags = Flags(master=master_addr, port=master_port, nnodes=nnodes, node_rank=node_rank, options=options)
     try:
-        job = job_of(flags, os.environ)
+        job = job_of(flags, {**os.environ, **_gang_settings(nnodes, tell)})
     except JobError as error:
         raise UsageError(str(error)) from error
     if job.local_rank:
@@ -191,6 +194,23 @@ def netcheck(
         )
     finally:
         listener.close()
+
+
+def _gang_settings(nnodes: int | None, tell: Callable[[str], None]) -> dict[str, str]:
+    """What NVSentinel tells of the pods that start together, once all of them have come; nothing where it tells of none.
+
+    Raises:
+        NoVerdictError: they haven't come in time.
+    """
+    from ddpdoctor.probes.gang import wait_for_gang
+
+    gang = None if nnodes is not None else wait_for_gang(os.environ, tell)
+    if gang is None:
+        return {}
+    if not gang.is_complete:
+        came = f"{len(gang.peers)} of {gang.expected or '?'} pods have come"
+        raise NoVerdictError("netcheck", [f"The gang did not form in time: {came}. That is no fault of this node"])
+    return gang.settings(os.environ)
 
 
 def refuse_wait(wait: float) -> None:

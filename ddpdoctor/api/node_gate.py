@@ -243,6 +243,10 @@ def gate_until(
 
         not_judged = _not_judged(examination, left_out)
         remarks = (*remarks, *mark_node(outcome, os.environ, not_judged=not_judged, until=until))
+    if dialect.sends_event:
+        from ddpdoctor.gating.nvsentinel_event import send_event
+
+        remarks = (*remarks, *send_event(outcome, os.environ, until))
     return GateResult(caller, outcome, checked, leftovers, remarks)
 
 
@@ -284,9 +288,12 @@ def _left_out(ignore: Sequence[str], off: SwitchedOff) -> tuple[tuple[str, ...],
 
 def _check(select: Sequence[str], ignore: Sequence[str], quick: bool, until: float) -> CheckResult:
     from ddpdoctor.base.time_limit import TimeLimit
+    from ddpdoctor.probes.gang import gang_of
 
+    gang = gang_of(os.environ)
     limit = TimeLimit("looking at this host", LOOK_SHARE * max(0.0, until - time.monotonic()))
-    return check_host(select=select, ignore=ignore, quick=quick, limit=limit)
+    settings = gang.settings(os.environ) if gang else {}
+    return check_host(select=select, ignore=ignore, quick=quick, settings=settings, limit=limit)
 
 
 def _why_too_little(checked: CheckResult) -> str:

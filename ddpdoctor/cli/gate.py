@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from contextlib import suppress
+from functools import cache
 from itertools import pairwise
 from typing import Annotated, Any, NoReturn
 
@@ -69,6 +70,10 @@ def gate(
             help="Names checks that are switched off. Default: /etc/ddpdoctor/killswitch, if it is there.",
         ),
     ] = None,
+    serve: Annotated[
+        str | None,
+        typer.Option(metavar="SOCKET", help="For nvrx: answer its launcher on this unix socket, until stopped."),
+    ] = None,
     timeout: Annotated[
         float | None,
         typer.Option(metavar="SECONDS", help="For the whole. Default: what the caller allows."),
@@ -83,6 +88,8 @@ def gate(
     dialect = DIALECTS.get(caller)
     if dialect is None:
         raise typer.BadParameter(f"--for {caller}: there is no such caller; there are {', '.join(DIALECTS)}")
+    if serve is not None:
+        _serve(serve, caller, select=chosen, ignore=ignored, owner=owners, quick=quick, killswitch=killswitch)
     try:
         seconds = dialect.seconds_for(timeout)
     except ValueError as error:
@@ -112,6 +119,24 @@ def gate(
         except msgspec.DecodeError:
             _leave(dialect.answer(no_verdict("what looked at the node was ended in the middle of its answer"), {}))
         _leave(answer or dialect.answer(no_verdict(f"it could not be reached within {seconds:g} s"), {}))
+
+
+def _serve(socket: str, caller: str, *, quick: bool, **options: list[str] | str | None) -> NoReturn:
+    """Answer NVRx until stopped; each look is a command of its own with these options."""
+    from ddpdoctor.api.gate_service import CALLER, ServiceError, serve_nvrx
+    from ddpdoctor.base.error_lines import complain
+
+    if caller != CALLER:
+        raise typer.BadParameter(f"--serve goes with --for {CALLER} alone")
+    words = ["--quick"] if quick else []
+    for name, given in options.items():
+        words += [f"--{name}={value}" for value in ([given] if isinstance(given, str) else given or ())]
+    try:
+        serve_nvrx(socket, words, lambda: typer.echo(f"ddpdoctor: answering on {socket}", err=True))
+    except ServiceError as error:
+        complain(str(error))
+        raise typer.Exit(2) from error
+    raise typer.Exit(0)
 
 
 def _judge(dialect: Dialect, until: float, caller: str, **choices: Any) -> bytes:
@@ -156,8 +181,15 @@ def _leave(answer: GateAnswer) -> NoReturn:
 
 def _exit_code(code: int, *, is_verdict: bool = True) -> int:
     """The caller's exit code as the launcher is to see it, if that started this."""
-    base = os.environ.get(LAUNCHER_CODES, "")
-    return code if not base.isdecimal() else int(base) + code if is_verdict else UNANSWERED_CODE
+    base = _launcher_base()
+    return code if base is None else base + code if is_verdict else UNANSWERED_CODE
+
+
+@cache
+def _launcher_base() -> int | None:
+    """The launcher's word, taken out of the environment: it is none of the settings of a job here."""
+    base = os.environ.pop(LAUNCHER_CODES, "")
+    return int(base) if base.isdecimal() else None
 
 
 def _write(descriptor: int, text: str) -> None:

@@ -84,6 +84,7 @@ def netcheck(
             quick=quick,
             strict=strict,
             listen=lambda progress: show_on(sys.stderr, progress),
+            tell=lambda text: typer.echo(f"ddpdoctor: {text}", err=True),
         )
     if form.option:
         form.print(result)

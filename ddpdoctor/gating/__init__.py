@@ -7,6 +7,8 @@ is said to Slurm, which checks a fleet has switched off, and the limit that ends
 __all__ = [
     "dialects",
     "job_leftovers",
+    "nvrx_service",
+    "nvsentinel_event",
     "outcome",
     "slurm_node",
     "supervision",

@@ -44,6 +44,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         may_block_job: a failure keeps a job from starting here, so a job's comment may skip it.
         drains: it is Slurm's, and leaves draining to us.
         follows_job: it is started after each job, for which leftovers are looked for.
+        sends_event: what came of it is sent to NVSentinel's socket, too.
     """
 
     codes: Codes
@@ -55,6 +56,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     may_block_job: bool = False
     drains: bool = False
     follows_job: bool = False
+    sends_event: bool = False
 
     def seconds_for(self, timeout: float | None) -> float:
         """Seconds that a gate may take.
@@ -173,7 +175,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
     "nhc": Dialect(codes=(0, 0, 1, 0), render=render_nhc, seconds=25),
     "soperator": Dialect(codes=(0, 0, 1, 0), render=render_line, seconds=55, tells_details=True, may_block_job=True),
     "npd": Dialect(codes=(0, 0, 1, 2), render=render_line, seconds=4, line_bytes=80),
-    "nvsentinel": Dialect(codes=(0, 0, 1, 2), render=render_lines, seconds=120, may_block_job=True),
+    "nvsentinel": Dialect(codes=(0, 0, 1, 2), render=render_lines, seconds=120, may_block_job=True, sends_event=True),
     "nagios": Dialect(codes=(0, 1, 2, 3), render=render_nagios, seconds=50),
     "gcm": Dialect(codes=(0, 1, 2, 3), render=render_nagios, seconds=120),
     "gpud": Dialect(codes=(0, 0, 1, 0), render=render_gpud, seconds=50),

@@ -366,6 +366,8 @@ def _job_id(launch: Launch | None, place: MeetingPlace, environ: Mapping[str, st
         return f"Slurm {environ.get('SLURM_JOB_ID', '')}.{step}"
     if "KUBERNETES_SERVICE_HOST" not in environ:
         return ""
+    if gang := environ.get("GANG_ID"):
+        return f"gang {gang}"
     # The name of the Kubernetes job, which its pods' names begin with; unless the master's doesn't say the same.
     labels = (environ.get("HOSTNAME", ""), place.host.partition(".")[0])
     pods = [re.fullmatch(r"(.+?)(?:-master|-worker)?-\d+", label) for label in labels]

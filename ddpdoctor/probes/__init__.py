@@ -7,6 +7,7 @@ __all__ = [
     "cgroup",
     "context",
     "files",
+    "gang",
     "proc",
     "processes",
     "programs",

@@ -127,10 +127,8 @@ def test_scripts_look_as_for_jobs_of_several_nodes(script: Path, tmp_path: Path)
 
 @pytest.mark.tool("systemd-analyze")
 def test_systemd_takes_the_units(tmp_path: Path) -> None:
-    for ending in ("service", "timer"):
-        name = f"systemd/ddpdoctor-check.{ending}"
-        text = (DEPLOY / name).read_text()
-        (tmp_path / f"ddpdoctor-check.{ending}").write_text(text.replace(INSTALLED, "/bin/true"))
+    for unit in (*(DEPLOY / "systemd").iterdir(), *(DEPLOY / "nvrx").iterdir()):
+        (tmp_path / unit.name).write_text(unit.read_text().replace(INSTALLED, "/bin/true"))
     units = sorted(map(str, tmp_path.iterdir()))
     ended = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", *units], capture_output=True, text=True, check=False
