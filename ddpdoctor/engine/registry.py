@@ -481,14 +481,23 @@ class Result(msgspec.Struct, frozen=True):
         return not self.findings and self.not_tested is None
 
 
-def diagnose(snapshot: Snapshot, plan: Plan, checks: Iterable[Check]) -> tuple[Result, ...]:
-    """Judges a snapshot. A check that crashes is that check's result; the others go on."""
-    return tuple(_idle(check, snapshot) or _timed(check, snapshot, plan) for check in checks)
+def diagnose(
+    snapshot: Snapshot, plan: Plan, checks: Iterable[Check], *, passed_on: tuple[type[Exception], ...] = ()
+) -> tuple[Result, ...]:
+    """Judges a snapshot. A check that crashes is that check's result; the others go on.
+
+    Args:
+        snapshot: what is judged.
+        plan: for its host.
+        checks: by which it is.
+        passed_on: exceptions of checks that are the caller's to handle, and no result.
+    """
+    return tuple(_idle(check, snapshot) or _timed(check, snapshot, plan, passed_on) for check in checks)
 
 
-def _timed(check: Check, snapshot: Snapshot, plan: Plan) -> Result:
+def _timed(check: Check, snapshot: Snapshot, plan: Plan, passed_on: tuple[type[Exception], ...]) -> Result:
     began = time.perf_counter()
-    result = judge(check, snapshot, plan)
+    result = judge(check, snapshot, plan, passed_on)
     return msgspec.structs.replace(result, seconds=time.perf_counter() - began)
 
 
@@ -516,8 +525,8 @@ def _given(name: str, check: Check, snapshot: Snapshot, plan: Plan) -> object:
     return check.catalogue if name == "catalogue" else getattr(snapshot, name)
 
 
-def judge(one: Check, snapshot: Snapshot, plan: Plan) -> Result:
-    """Runs one check, whatever its listing says."""
+def judge(one: Check, snapshot: Snapshot, plan: Plan, passed_on: tuple[type[Exception], ...] = ()) -> Result:
+    """Runs one check, whatever its listing says. For `passed_on` see `diagnose`."""
     findings: list[Finding] = []
     try:
         one.load()
@@ -526,6 +535,8 @@ def judge(one: Check, snapshot: Snapshot, plan: Plan) -> Result:
             value = _given(name, one, snapshot, plan)
             arguments[name] = NotLearned(group, value.reason) if group and isinstance(value, Unknown) else value
         findings.extend(_short_enough(found) for found in one.predicate(**arguments))
+    except passed_on:
+        raise
     except NotKnown as missing:
         return Result(one, tuple(findings), Skipped(SkipReason.UNKNOWN, str(missing)))
     except JudgedElsewhere as reason:

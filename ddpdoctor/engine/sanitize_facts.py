@@ -7,10 +7,10 @@ anything. All of it is quoted besides where a command is made of it.
 
 from __future__ import annotations
 
-import ipaddress
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
+from socket import AF_INET, AF_INET6, inet_pton
 from typing import Final, TypeVar
 
 import msgspec
@@ -70,11 +70,12 @@ def is_address(text: str) -> bool:
     address, percent, zone = address.partition("%")
     if (slash and not (length.isascii() and length.isdecimal())) or (percent and not _is(zone, "an interface's name")):
         return False
+    family, bits = (AF_INET6, 128) if ":" in address else (AF_INET, 32)
     try:
-        ipaddress.ip_interface(f"{address}{slash}{length}")
-    except ValueError:
+        inet_pton(family, address)
+        return not slash or int(length) <= bits
+    except (OSError, ValueError):
         return False
-    return True
 
 
 def plausible(snapshot: Snapshot) -> Snapshot:
@@ -107,19 +108,26 @@ _NUMBERS: Final = frozenset((int, float, bool))
 
 
 def _wrong(struct: msgspec.Struct) -> Iterator[str]:
-    kinds = text_kinds().get(type(struct).__name__, {})
     for name in struct.__struct_fields__:
         held = getattr(struct, name)
         # Most are numbers.
-        if held is None or type(held) in _NUMBERS:
-            continue
-        kind = kinds.get(name, _WORDS)
-        for value in _flat(held) if isinstance(held, tuple | dict) else (held,):
-            if isinstance(value, msgspec.Struct):
-                yield from _wrong(value)
-            # An empty one says that there is none. An enum's values are our own.
-            elif type(value) is str and value and not _is(value, kind):
-                yield f"{value[:40]!a} is not {kind}"
+        if held is not None and type(held) not in _NUMBERS:
+            yield from _wrong_texts(type(struct), name, held)
+
+
+def _wrong_texts(struct: type[msgspec.Struct], name: str, held: object) -> Iterator[str]:
+    kind = text_kinds().get(struct.__name__, {}).get(name, _WORDS)
+    for value in _flat(held):
+        if isinstance(value, msgspec.Struct):
+            yield from _wrong(value)
+        # An empty one says that there is none. An enum's values are our own.
+        elif type(value) is str and value and not _is(value, kind):
+            yield f"{value[:40]!a} is not {kind}"
+
+
+def is_plausible(struct: type[msgspec.Struct], name: str, values: Sequence[object]) -> bool:
+    """Whether a field of such structs may hold these values."""
+    return not any(_wrong_texts(struct, name, tuple(values)))
 
 
 def _is_consistent(fleet: Fleet) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, cached_property
 from typing import Final, get_args, get_type_hints
 
 import msgspec
@@ -162,15 +162,16 @@ class OwnWords:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.words = own_words(snapshot)
-        alternatives = "|".join(re.escape(word) for word in sorted(self.words, key=len, reverse=True))
-        pattern = rf"(?<![\w.:-])(?:{alternatives})(?![\w:-])" if alternatives else r"(?!)"
-        self._pattern = re.compile(pattern)
-        self._bytes = tuple(word.encode() for word in self.words)
         self._signs = {word: sign(place) for place, word in enumerate(self.words)}
 
-    def stand_in(self, written: bytes) -> bool:
-        """Whether some of them may stand in that JSON."""
-        return any(word in written for word in self._bytes)
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        alternatives = "|".join(re.escape(word) for word in sorted(self.words, key=len, reverse=True))
+        return re.compile(rf"(?<![\w.:-])(?:{alternatives})(?![\w:-])" if alternatives else r"(?!)")
+
+    def stand_in(self, values: str) -> bool:
+        """Whether some of them may stand in those values."""
+        return any(word in values for word in self.words)
 
     def replaced(self, pairs: Sequence[Pair]) -> list[Pair]:
         """The pairs with signs in their values."""

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ddpdoctor.base.text import one_line
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.examination import Examination, Verdict
 from ddpdoctor.engine.registry import Check, Result
-from ddpdoctor.engine.snapshot_series import HostInSeries, Remembered, SnapshotSeries
+from ddpdoctor.engine.snapshot_series import Answers, HostInSeries, SnapshotSeries
 from ddpdoctor.engine.snapshots import SnapshotError
 from ddpdoctor.facts.environment import value_of
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.fleet_sweep.comparable import COMPARED_GROUPS, TOOL_VERSION, OwnWords, comparable_facts, json_text
+from ddpdoctor.fleet_sweep.comparable import COMPARED_GROUPS, TOOL_VERSION, OwnWords, Pair, comparable_facts, json_text
 from ddpdoctor.fleet_sweep.sweep import STATES, FleetFinding, FleetHost, Sweep, SweepBuilder
+
+
+class _ComparedFacts(NamedTuple):
+    """A group's facts as they are compared. values: all of them. place: in the sweep."""
+
+    pairs: list[Pair]
+    values: str
+    place: int
 
 
 class FleetJudge:
@@ -28,7 +37,7 @@ class FleetJudge:
     def __init__(self, checks: Sequence[Check], nproc: int | None = None) -> None:
         self._series = SnapshotSeries(checks, nproc)
         self._builder = SweepBuilder([check.slug for check in checks])
-        self._facts: dict[str, Remembered[int, int]] = {group: Remembered() for group in COMPARED_GROUPS}
+        self._facts: dict[str, Answers[_ComparedFacts]] = {group: Answers([group]) for group in COMPARED_GROUPS}
 
     @property
     def sweep(self) -> Sweep:
@@ -81,10 +90,14 @@ class FleetJudge:
         )
 
     def _group(self, host: HostInSeries, name: str, own: OwnWords) -> int:
-        facts = getattr(host.snapshot, name)
-        if name in host.written and own.stand_in(bytes(host.written[name])):
-            return self._builder.facts(own.replaced(comparable_facts(name, facts)))
-        return self._facts[name].get(host.numbers[name], lambda: self._builder.facts(comparable_facts(name, facts)))
+        facts = self._facts[name].get(host, lambda snapshot, _: self._compared(name, snapshot))
+        if own.stand_in(facts.values):
+            return self._builder.facts(own.replaced(facts.pairs))
+        return facts.place
+
+    def _compared(self, name: str, snapshot: Snapshot) -> _ComparedFacts:
+        pairs = comparable_facts(name, getattr(snapshot, name))
+        return _ComparedFacts(pairs, "\n".join(value for _, value in pairs), self._builder.facts(pairs))
 
     def _findings(self, examination: Examination, host: str) -> list[int]:
         own_name = re.compile(rf"(?<![\w.-]){re.escape(host)}(?![\w-])")
