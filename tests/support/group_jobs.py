@@ -57,6 +57,8 @@ class Shape:
     data: int
     expert: int
     """Data ranks that share experts."""
+    wide_experts: bool = False
+    """The ranks of a tensor group share them, too."""
 
     @property
     def ranks(self) -> int:
@@ -76,8 +78,10 @@ class Layout:
         self.data = self._groups("DATA", ([at(t, d, p) for d in data] for p in pipe for t in tensor))
         self.pipe = self._groups("PIPELINE", ([at(t, d, p) for p in pipe] for d in data for t in tensor))
         shared = [range(first, first + shape.expert) for first in range(0, shape.data, shape.expert)]
+        columns = [tensor] if shape.wide_experts else [range(t, t + 1) for t in tensor]
         self.expert = self._groups(
-            "EXPERT", ([at(t, d, p) for d in some] for p in pipe for some in shared for t in tensor)
+            "EXPERT",
+            ([at(t, d, p) for d in some for t in column] for p in pipe for some in shared for column in columns),
         )
         self.model = self._groups("MODEL", ([at(t, d, p) for p in pipe for t in tensor] for d in data))
 
@@ -87,6 +91,10 @@ class Layout:
     def groups_of(self, rank: int) -> tuple[Group, ...]:
         some = (self.tensor, self.data, self.pipe, self.expert, self.model)
         return self.world, *(groups[rank] for groups in some)
+
+    def group_back(self, rank: int) -> Group:
+        """In which stages send back: two do in the group of all, as Megatron's, so that both ways go at once."""
+        return self.world if self.shape.pipe == 2 else self.pipe[rank]
 
     def stage(self, rank: int) -> int:
         return rank // (self.shape.tensor * self.shape.data)
@@ -166,7 +174,7 @@ class Plan:
     def _forward(self, rank: int) -> Iterator[Op]:
         for _ in range(self.layers):
             yield from self._in(self.layout.tensor[rank], "_all_gather_base", 64)
-            if self.layout.shape.expert > 1:
+            if len(self.layout.expert[rank].ranks) > 1:
                 yield from self._in(self.layout.expert[rank], "all_to_all", 32)
                 if self.sync_layers:
                     yield Op(sync=True)
@@ -188,16 +196,21 @@ class Plan:
     def _send(self, rank: int, way: int) -> Iterator[Op]:
         peer = self._peer(rank, way)
         if peer is not None:
-            yield Op(self.layout.pipe[rank], "send", 16, (("send", peer),), later=self.later_sends)
+            group = self.layout.pipe[rank] if way > 0 else self.layout.group_back(rank)
+            yield Op(group, "send", 16, (("send", peer),), later=self.later_sends)
 
     def _receive(self, rank: int, way: int) -> Iterator[Op]:
         peer = self._peer(rank, way)
         if peer is not None:
-            yield Op(self.layout.pipe[rank], "recv", 16, (("recv", peer),))
+            group = self.layout.pipe[rank] if way < 0 else self.layout.group_back(rank)
+            yield Op(group, "recv", 16, (("recv", peer),))
 
     def _both(self, rank: int, way: int) -> Iterator[Op]:
         peer = self._peer(rank, way)
-        if peer is not None:
+        if peer is not None and self.layout.shape.pipe == 2:
+            yield replace(next(self._send(rank, way)), later=True)
+            yield from self._receive(rank, way)
+        elif peer is not None:
             yield Op(self.layout.pipe[rank], "batch", 16, (("send", peer), ("recv", peer)))
 
 
@@ -297,10 +310,12 @@ class Job:
         )
 
     def _shown(self, rank: int, place: int) -> bool:
-        """Whether a healthy rank's dump says that this call is done."""
+        """Whether a healthy rank's dump says that this call is done. One that leaves out what is done can't, in a group of which torch's
+        status counts collectives and sends alike."""
         op = self.ranks[rank].calls[place]
-        broken = {fault.rank for fault in self.faults}
-        return not op.parts and op.group is not None and not broken.issuperset(op.group.ranks)
+        if op.parts or op.group is None or (self.only_open and op.group == self.plan.layout.group_back(rank)):
+            return False
+        return not {fault.rank for fault in self.faults}.issuperset(op.group.ranks)
 
     @property
     def branched(self) -> bool:
@@ -642,7 +657,7 @@ def _a_job(chance: random.Random, sizes: tuple[int, int], backend: str, kind: st
     data = chance.choice((1, 2, 4, 8))
     shape = Shape(
         tensor=chance.choice((1, 2, 4, 8)), pipe=chance.choice((1, 2, 3, 4, 6, 8)) if pipes else 1, data=data,
-        expert=chance.choice([one for one in (1, 2, 4, 8) if data % one == 0]),
+        expert=chance.choice([one for one in (1, 2, 4, 8) if data % one == 0]), wide_experts=chance.random() < 0.3,
     )  # fmt: skip
     if not sizes[0] <= shape.ranks <= sizes[1]:
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -52,6 +52,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     pairs: tuple[MadeCall, ...] = ()
     last: int = 0
     """The number of its last collective; 0 where it has come to none."""
+    first_open: int = 0
+    """The number of its first collective that isn't done; 0 where all are."""
     done: int | None = None
     """The last collective that torch's status says is done; None where it doesn't say."""
     lists_members: bool = False
@@ -127,7 +129,7 @@ def _members(groups: Mapping[int, RecordedGroup], dumped: Mapping[int, Dumped]) 
     collectives = {
         rank: {call.call.number: call for call in made if not call.call.point_to_point} for rank, made in calls.items()
     }
-    mixed = any(_counts_pairs(group) for group in groups.values())
+    mixed = any(_counts_pairs(group) for group in groups.values()) or _contradict(groups.values())
     found = {}
     for rank, dump in dumped.items():
         group = groups.get(rank, RecordedGroup(group=""))
@@ -135,9 +137,17 @@ def _members(groups: Mapping[int, RecordedGroup], dumped: Mapping[int, Dumped]) 
         status = 0 if mixed else group.last_enqueued or 0
         found[rank] = Member(
             dumped=dump, collectives=own, pairs=tuple(made for made in calls.get(rank, ()) if made.call.point_to_point),
-            last=max(own, default=status), done=None if mixed else group.last_completed, lists_members=bool(group.ranks),
+            last=max(own, default=status), first_open=min((number for number, made in own.items() if made.open), default=0),
+            done=None if mixed else group.last_completed, lists_members=bool(group.ranks),
         )  # fmt: skip
     return found
+
+
+def _contradict(groups: Collection[RecordedGroup]) -> bool:
+    """Whether by torch's status one member has done what another one hasn't called: then it counts something else, too."""
+    done = [group.last_completed for group in groups if group.last_completed is not None]
+    called = [group.last_enqueued for group in groups if group.last_enqueued is not None]
+    return max(done, default=0) > min(called, default=0)
 
 
 def _counts_pairs(group: RecordedGroup) -> bool:

@@ -210,6 +210,9 @@ class _Graph:
         ):
             self._add_stuck(_Call(rank, key, made))
             return
+        if members[rank].first_open != number:
+            # What keeps an earlier one from being done keeps this, too.
+            return
         behind = tuple(
             other
             for other, member in members.items()

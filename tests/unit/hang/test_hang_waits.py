@@ -73,7 +73,7 @@ def is_as_narrow_as_can_be(job: Job, found: RecordedHang) -> bool:
     named, faulty = {*found.ranks}, {*job.faulty}
     alive = set(range(job.world)) - set(job.dead)
     alike = {rank for rank in alive if job.waits_in_nothing_recorded(rank)}
-    if job.branched:
+    if job.branched and not faulty <= alike:
         undecided = faulty <= named <= job.waiting_for_each_other() and not job.can_be_told()
         return undecided or (job.hides_waits and _is_alike_to_a_stop(job, found, alike))
     return job.backend == "gloo" and not job.dead and found.unsure == found.ranks == tuple(sorted(alike | faulty))
@@ -106,6 +106,50 @@ def test_the_same_in_thousands_of_jobs_over_nccl(first: int) -> None:
 @pytest.mark.parametrize("first", range(1_000, 1_000 + THOROUGH_JOBS["gloo"], AT_ONCE))
 def test_the_same_in_thousands_of_jobs_over_gloo(first: int) -> None:
     assert wrongly_named(range(first, first + AT_ONCE), "gloo", all_sizes, pipes=False) == []
+
+
+SIXTEEN = {
+    "two tensor ranks, four stages, errors in the last": (
+        Shape(2, 4, 2, 2, wide_experts=True),
+        "error in a kernel",
+        (12, 14),
+    ),
+    "two tensor ranks, four stages, the GIL in the last two": (
+        Shape(2, 4, 2, 2, wide_experts=True),
+        "holds the GIL",
+        (10, 15),
+    ),
+    "four tensor ranks, two stages, errors": (Shape(4, 2, 2, 2, wide_experts=True), "error in a kernel", (9, 14)),
+    "four tensor ranks, two stages, the GIL": (Shape(4, 2, 2, 2, wide_experts=True), "holds the GIL", (9, 14)),
+}
+"""Jobs of 16 ranks as a public set of injected faults has them: Megatron's groups, and two ranks at fault in each."""
+
+
+@pytest.mark.parametrize(("shape", "kind", "faulty"), SIXTEEN.values(), ids=SIXTEEN)
+def test_two_of_sixteen_ranks_are_named_wherever_in_a_step_they_fail(
+    shape: Shape, kind: str, faulty: tuple[int, ...]
+) -> None:
+    """The dumps hold only what is open."""
+    plan = Plan(
+        Layout(shape), steps=3, batches=4, layers=2, schedule="1F1B", later_sends=True, buckets=2, sync_layers=False
+    )
+    length = len(plan.program(faulty[0])) // plan.steps
+    shown = 0
+    for seed, at in enumerate(range(length, 2 * length)):
+        chance = random.Random(seed)
+        # They fail at the same time, and stages are not in the same place then.
+        faults = [Fault(rank, kind, at + chance.randint(-6, 6)) for rank in faulty]
+        job = Job(plan, faults, chance, "nccl")
+        job.only_open = True
+        # A rank that waits for the other one first, and a GPU that had just done nothing, show nothing.
+        if job.faulty == faulty and not any(map(job.waits, faults)) and all(map(job.shows, faults)):
+            shown += 1
+            found = judged(job)
+            assert found
+            assert found.ranks == faulty, (seed, at)
+        if shown == 4:
+            break
+    assert shown == 4
 
 
 # --- over gloo with a pipeline ------------------------------------------------------------------------------------------------
