@@ -1,7 +1,6 @@
 """A real gloo job of eight ranks in tensor, data and pipeline groups, in which one rank after the other fails: by its dumps, and by its
-stacks.
-
-None exits: over gloo that breaks the connections, and all others end with errors at once."""
+stacks. Where one exits, gloo breaks its connections: those that wait for it get errors, and wait in their `except`; the others
+wait for these."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningJob]:
-    """Eight imports of torch: one job for all faults, which are healed; but the last one, from which gloo doesn't recover."""
+    """Eight imports of torch: one job for all faults, which are healed; but the last two, from which gloo doesn't recover."""
     with scripted(tmp_path_factory.mktemp("groups"), SCRIPT, RANKS, {"TORCH_FR_BUFFER_SIZE": "2000"}) as job:
         yield job
 
@@ -67,3 +66,14 @@ def test_one_rank_of_eight_fails(job: RunningJob, fault: str, faulty: int, pipel
     assert (faulty in found.ranks and found.unsure) if pipeline == "send" else found.ranks == (faulty,)
     for number in (signal.SIGUSR1, signal.SIGCONT):
         os.kill(job.pid(faulty), number)
+
+
+def test_one_rank_of_eight_exits(job: RunningJob) -> None:
+    os.kill(job.pid(3), signal.SIGKILL)
+    time.sleep(SETTLED)
+    told = looked(job, pid=job.pid(0))
+    assert slugs(told) == ["peer-rank-crashed"], told["findings"]
+    assert told["findings"][0].get("rank") == 3
+    found = record_by_dumps(job, "3-gone", RANKS - 1)
+    assert found
+    assert found.ranks == (3,)

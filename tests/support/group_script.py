@@ -2,7 +2,7 @@
 
 Ranks count over the tensor group, then the data group, then the pipeline, along which 20 steps broadcast, which is recorded, and the
 next 20 send. Where a file `fault` appears ("RANK PIPELINE FAULT"), that rank takes it away and fails so in the next step whose pipeline
-is that one, until it gets SIGUSR1 (and SIGCONT). Where a folder `dumps-*` appears, each rank that can writes what its flight recorder
+is that one, until it gets SIGUSR1 (and SIGCONT). Where a rank ends, those that wait for it get errors, and stay. Where a folder `dumps-*` appears, each rank that can writes what its flight recorder
 holds.
 """
 
@@ -88,6 +88,13 @@ def main() -> None:
     pipe = group_of("pipeline", [[0, 4], [1, 5], [2, 6], [3, 7]])
     threading.Thread(target=dump_when_told, daemon=True).start()
     leave(f"rank-{RANK}.pid")
+    try:
+        train(tensor, data, pipe)
+    except RuntimeError:
+        time.sleep(SECONDS)
+
+
+def train(tensor: dist.ProcessGroup, data: dist.ProcessGroup, pipe: dist.ProcessGroup) -> None:
     values = torch.ones(8)
     first = RANK < 4
     for step in range(1_000_000):

@@ -13,8 +13,8 @@ from ddpdoctor.hang.certainty import severity_of
 from ddpdoctor.hang.verdict import HangVerdict, verdict_of
 from ddpdoctor.knowledge.hang_causes import HangCause
 from tests.support.group_jobs import Job, some_job
-from tests.support.group_stacks import WATCHED_SECONDS, stacks_of
-from tests.support.hangs import collective, hang, own, rank
+from tests.support.group_stacks import SYNCHRONIZE, WATCHED_SECONDS, stacks_of
+from tests.support.hangs import Stack, backward, collective, hang, own, rank
 from tests.unit.hang.test_hang_waits import SAMPLE, all_sizes, sample_sizes
 
 THOROUGH_JOBS = 5_000
@@ -72,10 +72,11 @@ def test_the_same_in_thousands_of_jobs(first: int, backend: str) -> None:
     assert wrongly_named(range(first, first + AT_ONCE), backend, all_sizes) == []
 
 
+@pytest.mark.parametrize("stack", [own("main", 52), (SYNCHRONIZE, *own("main", 53)), backward()])
 @pytest.mark.parametrize("gone", ["no such process", NOT_FOUND])
-def test_a_rank_is_gone_and_the_others_ask_their_gpus_again_and_again(gone: str) -> None:
+def test_a_rank_is_gone_and_the_others_ask_their_gpus_again_and_again(gone: str, stack: Stack) -> None:
     """They use a core each, as one does that computes: a warning, for they may end by themselves."""
-    spinning = [rank(number, own("main", 52), state="R", waits_in="", cores=1.0) for number in (0, 1)]
+    spinning = [rank(number, stack, state="R", waits_in="", cores=1.0) for number in (0, 1)]
     found = hang(*spinning, rank(2, gone=gone), backend="nccl", between=WATCHED_SECONDS)
     verdict = verdict_on(found)
     assert (verdict.kind, verdict.ranks) == (HangCause.CRASHED, (2,))

@@ -74,8 +74,10 @@ def is_as_narrow_as_can_be(job: Job, found: RecordedHang) -> bool:
     alive = set(range(job.world)) - set(job.dead)
     alike = {rank for rank in alive if job.waits_in_nothing_recorded(rank)}
     if job.branched and not faulty <= alike:
-        undecided = faulty <= named <= job.waiting_for_each_other() and not job.can_be_told()
-        return undecided or (job.hides_waits and _is_alike_to_a_stop(job, found, alike))
+        # Of several groups that stand alike, one is shown.
+        shown = faulty & named if found.sign is RecordedSign.EVEN else faulty
+        undecided = shown and shown <= named <= job.waiting_for_each_other() and not job.can_be_told()
+        return bool(undecided) or (job.hides_waits and _is_alike_to_a_stop(job, found, alike))
     return job.backend == "gloo" and not job.dead and found.unsure == found.ranks == tuple(sorted(alike | faulty))
 
 
