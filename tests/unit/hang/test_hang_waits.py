@@ -73,7 +73,7 @@ def is_as_narrow_as_can_be(job: Job, found: RecordedHang) -> bool:
     named, faulty = {*found.ranks}, {*job.faulty}
     alive = set(range(job.world)) - set(job.dead)
     alike = {rank for rank in alive if job.waits_in_nothing_recorded(rank)}
-    if job.branched and not faulty <= alike:
+    if job.branched and not (job.backend == "gloo" and faulty <= alike):
         # Of several groups that stand alike, one is shown.
         shown = faulty & named if found.sign is RecordedSign.EVEN else faulty
         undecided = shown and shown <= named <= job.waiting_for_each_other() and not job.can_be_told()
