@@ -4,6 +4,7 @@ of wording is a diff that somebody reads.
 sick-* in fixtures/hosts/SLUG.json   what a command prints where it looks for that illness alone: of a job that was looked at, or a
                                      smoke training, all of the report; of others the finding, which is the same in every command
 fixtures/logs/SLUG/sick-*.log        all that `ddpdoctor diagnose-log` prints
+fixtures/scripts/SLUG/sick-*         all that `ddpdoctor lint` prints where it looks for that mistake alone
 near-miss-*                          a line on each: that nothing is found, why it could not be tested, what a log is taken for instead
 
 Written by python -m tests.regenerate. The same on every machine, for every user, under every supported Python.
@@ -18,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from ddpdoctor.api.script_linting import LintResult
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.engine.examination import Examination, examine
@@ -28,10 +30,12 @@ from ddpdoctor.logs.render_words import judged_as
 from ddpdoctor.report.check_results import result_sections
 from ddpdoctor.report.document import Document
 from ddpdoctor.report.terminal import text_of
+from ddpdoctor.scripts.judging import judge_script
 from ddpdoctor.smoke_training.render import smoke_document
 from tests.log_corpus import LOGS, corpus, log_of
 from tests.support.fixture_hosts import HOSTS, host_cases, slugs_with_hosts
 from tests.support.registered_checks import find_check
+from tests.support.script_cases import ScriptCase, script_cases, slugs_with_scripts
 
 EXPECTED: Final = HOSTS.parent / "expected"
 WIDTH_COLUMNS: Final = 100
@@ -42,7 +46,7 @@ HEALTHY: Final = "healthy"
 
 def all_slugs() -> list[str]:
     """The names of all folders with cases: illnesses, and what logs show besides."""
-    return sorted({*slugs_with_hosts(), *(folder.name for folder in LOGS.iterdir())} - {HEALTHY})
+    return sorted({*slugs_with_hosts(), *(folder.name for folder in LOGS.iterdir()), *slugs_with_scripts()} - {HEALTHY})
 
 
 def all_expected(slugs: Iterable[str] | None = None) -> dict[Path, str]:
@@ -56,7 +60,7 @@ def all_expected(slugs: Iterable[str] | None = None) -> dict[Path, str]:
 def expected_of(slug: str) -> str:
     """All cases of an illness, one after the other; nothing where none is sick."""
     with _never_in_colour():
-        cases = sorted([*_host_cases(slug), *_log_cases(slug)])
+        cases = sorted([*_host_cases(slug), *_log_cases(slug), *_script_cases(slug)])
     sick = [f"{'=' * 8} {name}\n\n{text.rstrip()}\n" for name, text, is_sick in cases if is_sick]
     others = [f"{name}: {text}\n" for name, text, is_sick in cases if not is_sick]
     if not sick:
@@ -119,3 +123,19 @@ def _report_on_log(judgement: LogJudgement) -> str:
 def _line_on_log(judgement: LogJudgement) -> str:
     slugs = [opinion.check.slug for opinion in (*judgement.opinions, *judgement.also)]
     return f"{judged_as(judgement).value}, names {', '.join(slugs) or 'nothing'}"
+
+
+# --- scripts ----------------------------------------------------------------------------------------------------------------
+
+
+def _script_cases(slug: str) -> Iterator[tuple[str, str, bool]]:
+    """The same of training scripts."""
+    for case in script_cases(slug):
+        yield f"scripts/{case.name}", _report_on_script(case), case.is_sick
+
+
+def _report_on_script(case: ScriptCase) -> str:
+    judged = judge_script(case.read(), [find_check(case.slug)])
+    if case.is_sick:
+        return text_of(LintResult([judged], judged.problems).document(), WIDTH_COLUMNS)
+    return f"not tested: {'; '.join(judged.idle.values())}" if judged.idle else "passed"

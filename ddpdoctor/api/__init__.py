@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from ddpdoctor.api.running_jobs import HangResult as HangResult
     from ddpdoctor.api.running_jobs import JobsResult as JobsResult
     from ddpdoctor.api.running_jobs import jobs as jobs
+    from ddpdoctor.api.script_linting import LintResult as LintResult
+    from ddpdoctor.api.script_linting import lint as lint
     from ddpdoctor.api.training import SmokeObserver as SmokeObserver
     from ddpdoctor.api.training import smoke as smoke
     from ddpdoctor.api.training_results import JointSmokeResult as JointSmokeResult
@@ -53,6 +55,7 @@ _NAMES: Final = {
     "network_checking": ("NetcheckResult", "netcheck"),
     "results": ("CommandResult",),
     "running_jobs": ("HangResult", "JobsResult", "jobs"),
+    "script_linting": ("LintResult", "lint"),
     "training": ("SmokeObserver", "smoke"),
     "training_results": ("JointSmokeResult", "SmokeResult"),
 }

@@ -42,6 +42,26 @@ class Owner(str, Enum):
     """What was seen doesn't say."""
 
 
+class SourcePlace(msgspec.Struct, frozen=True):
+    """A place in source code.
+
+    Args:
+        file: its path, as the user named it or seen from there.
+        line: from 1.
+        column: from 1, in characters.
+        text: the line without blanks at its ends; of a long one its beginning.
+    """
+
+    file: str
+    line: int
+    column: int = 1
+    text: str = ""
+
+    def __str__(self) -> str:
+        """ "train.py:41", for a sentence."""
+        return f"{self.file}:{self.line}"
+
+
 class Evidence(msgspec.Struct, frozen=True):
     """One fact that a finding rests on, and where it was read."""
 
@@ -81,6 +101,7 @@ class Finding(msgspec.Struct, frozen=True):
         rank: of a finding about one rank.
         said: words of a program that failed, if the finding rests on such. Checks that know them by their log signs are
             named with it.
+        place: of a finding about source code.
     """
 
     summary: str
@@ -91,6 +112,7 @@ class Finding(msgspec.Struct, frozen=True):
     rank: int | None = None
     said: str = ""
     owner: Owner | None = None
+    place: SourcePlace | None = None
 
     @classmethod
     def of(
@@ -101,10 +123,11 @@ class Finding(msgspec.Struct, frozen=True):
         severity: Severity | None = None,
         rank: int | None = None,
         owner: Owner | None = None,
+        place: SourcePlace | None = None,
     ) -> Finding:
         """A finding of its parts: evidence and fixes, each kind in the order in which it is given; None stands for none."""
         given = [part for part in parts if part is not None]
         flat = [part for several in given for part in ((several,) if isinstance(several, Evidence | Fix) else several)]
         evidence = tuple(part for part in flat if isinstance(part, Evidence))
         fixes = tuple(part for part in flat if isinstance(part, Fix))
-        return cls(summary, cause, evidence, fixes, severity, rank, owner=owner)
+        return cls(summary, cause, evidence, fixes, severity, rank, owner=owner, place=place)

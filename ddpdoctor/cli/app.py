@@ -22,6 +22,7 @@ _COMMANDS = {
     "zombies": "zombies",
     "diagnose-log": "diagnose_log",
     "run": "run",
+    "lint": "lint",
     "gate": "gate",
     "fix-checkpoint": "fix_checkpoint",
     "fleet": "fleet",

@@ -29,6 +29,7 @@ from ddpdoctor.facts.packages import Packages as Packages
 from ddpdoctor.facts.pci import Pci as Pci
 from ddpdoctor.facts.processes import Processes as Processes
 from ddpdoctor.facts.rdma import Rdma as Rdma
+from ddpdoctor.facts.script import Script as Script
 from ddpdoctor.facts.shared_memory import SharedMemory as SharedMemory
 from ddpdoctor.facts.smoke import Smoke as Smoke
 from ddpdoctor.facts.target_python import TargetPython as TargetPython
@@ -87,6 +88,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Without any rank where no running job was looked at."""
     log: Maybe[Log] = Log()
     """Without any file where no log was read."""
+    script: Maybe[Script] = Script()
+    """Without a path where no training script was read."""
 
 
 HEADER = ("ddpdoctor_snapshot", "tool_version", "taken_at", "host")
@@ -94,8 +97,8 @@ HEADER = ("ddpdoctor_snapshot", "tool_version", "taken_at", "host")
 GROUPS = tuple(name for name in Snapshot.__struct_fields__ if name not in HEADER)
 """Names of the groups of facts; a probe and a check's parameter go by the same name."""
 
-EXPERIMENTS = ("meeting", "fleet", "smoke", "hang", "log")
-"""Groups that no look at a host can fill in: `netcheck` and `smoke` do, by trying things out, `jobs --hang`, and `diagnose-log`."""
+EXPERIMENTS = ("meeting", "fleet", "smoke", "hang", "log", "script")
+"""Groups that no look at a host can fill in: `netcheck` and `smoke` do, by trying things out, `jobs --hang`, `diagnose-log` and `lint`."""
 
 _BLANK = Snapshot()
 UNTRIED = {name: facts for name in GROUPS if not isinstance(facts := getattr(_BLANK, name), Unknown)}

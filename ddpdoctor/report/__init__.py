@@ -20,6 +20,7 @@ __all__ = [
     "reported_jobs",
     "reported_leftovers",
     "reported_log",
+    "reported_scripts",
     "summary",
     "terminal",
 ]

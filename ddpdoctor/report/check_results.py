@@ -9,7 +9,7 @@ from ddpdoctor.base.findings import Finding, Severity
 from ddpdoctor.base.text import one_line, plural
 from ddpdoctor.engine.examination import Examination
 from ddpdoctor.engine.registry import Check, Result, SkipReason
-from ddpdoctor.report.document import STYLES, Paragraph, Section, StyledText, ToldFinding, Words
+from ddpdoctor.report.document import STYLES, Paragraph, Section, StyledText, ToldFinding, Words, placed_summary
 
 Found = tuple[Check, Severity, Finding]
 
@@ -35,7 +35,7 @@ def finding_lines(found: Sequence[Found], where: str = "") -> tuple[Words, ...]:
     return tuple(
         (
             StyledText(f"{severity.value.upper():<6}", STYLES[severity]),
-            f"{where}{check.slug}: {one_line(finding.summary)}",
+            f"{where}{check.slug}: {placed_summary(finding)}",
         )
         for check, severity, finding in found
     )

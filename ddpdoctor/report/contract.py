@@ -9,12 +9,12 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ddpdoctor.base.findings import Evidence, Fix, Owner, Severity
+from ddpdoctor.base.findings import Evidence, Finding, Fix, Owner, Severity
 from ddpdoctor.base.text import escaped_json
 from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.base.version import __version__
 from ddpdoctor.engine.examination import Examination, Verdict, node_names, overall, unless_unjudged
-from ddpdoctor.engine.registry import SkipReason
+from ddpdoctor.engine.registry import Check, SkipReason
 from ddpdoctor.facts.fleet import Fleet, Link, Phase, Reach
 from ddpdoctor.facts.hang import Hang
 from ddpdoctor.facts.meeting import Meeting
@@ -28,6 +28,7 @@ from ddpdoctor.report.reported_gate import ReportedGate
 from ddpdoctor.report.reported_jobs import ReportedJob
 from ddpdoctor.report.reported_leftovers import ReportedLeftover
 from ddpdoctor.report.reported_log import ReportedLog
+from ddpdoctor.report.reported_scripts import ReportedScript
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -48,6 +49,40 @@ class ReportedFinding(msgspec.Struct, frozen=True):
     rank: int | UnsetType = UNSET
     docs: str = ""
     nodes: str | UnsetType = UNSET
+    file: str | UnsetType = UNSET
+    """Of a finding about source code, with `line` and `column`, both from 1."""
+    line: int | UnsetType = UNSET
+    column: int | UnsetType = UNSET
+
+
+def report_finding(
+    check: Check, severity: Severity, finding: Finding, node: str | UnsetType = UNSET
+) -> ReportedFinding:
+    """A finding as programs get it.
+
+    Args:
+        check: that found it.
+        severity: of this finding.
+        finding: as the check gave it.
+        node: the host that has it, where several were judged.
+    """
+    place = finding.place
+    return ReportedFinding(
+        check.slug,
+        check.family,
+        severity,
+        finding.owner or check.owner,
+        finding.summary,
+        finding.cause or check.section("Why"),
+        finding.evidence,
+        finding.fixes,
+        node,
+        UNSET if finding.rank is None else finding.rank,
+        check.docs,
+        file=place.file if place else UNSET,
+        line=place.line if place else UNSET,
+        column=place.column if place else UNSET,
+    )
 
 
 class ReportedNotTested(msgspec.Struct, frozen=True):
@@ -142,6 +177,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     against, and empty without --here and --snapshot."""
     fleet: ReportedFleet | UnsetType = UNSET
     """`fleet`: each host, who didn't answer, and the odd ones out."""
+    scripts: tuple[ReportedScript, ...] | UnsetType = UNSET
+    """`lint`: each file of Python that was read, or could not be. `host` is empty: nothing of the host was looked at."""
 
 
 def build_report(
@@ -169,20 +206,7 @@ def build_report(
     for examination, name in zip(examinations, names, strict=True):
         node = name if several else UNSET
         findings += [
-            ReportedFinding(
-                check.slug,
-                check.family,
-                severity,
-                finding.owner or check.owner,
-                finding.summary,
-                finding.cause or check.section("Why"),
-                finding.evidence,
-                finding.fixes,
-                node,
-                UNSET if finding.rank is None else finding.rank,
-                check.docs,
-            )
-            for check, severity, finding in examination.findings
+            report_finding(check, severity, finding, node) for check, severity, finding in examination.findings
         ]
         not_tested += [
             ReportedNotTested(result.check.slug, result.not_tested.reason, result.not_tested.why, node)

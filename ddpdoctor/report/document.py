@@ -188,6 +188,12 @@ def severity_span(severity: Severity) -> StyledText:
     return StyledText(severity.value.upper(), STYLES[severity])
 
 
+def placed_summary(finding: Finding) -> str:
+    """The summary of a finding, behind its place where it is one about source code."""
+    place = finding.place
+    return one_line(f"{place.file}:{place.line}:{place.column}: {finding.summary}" if place else finding.summary)
+
+
 def evidence_words(evidence: Evidence) -> Words:
     """Evidence, and its source in small letters."""
     source = f"  ({one_line(evidence.source)})" if evidence.source else ""

@@ -25,6 +25,7 @@ from ddpdoctor.report.document import (
     ToldFinding,
     Words,
     pieces,
+    placed_summary,
     plain,
 )
 from ddpdoctor.report.privacy import Anonymiser, hosts_in, people_in
@@ -166,7 +167,7 @@ class _Writer:
 
     def _finding(self, told: ToldFinding) -> Iterator[str]:
         finding = told.finding
-        yield f"### {told.severity.value.upper()} {told.check.slug}: {self._text(finding.summary)}"
+        yield f"### {told.severity.value.upper()} {told.check.slug}: {self._text(placed_summary(finding))}"
         yield self._text(told.cause)
         yield "\n".join(
             f"- seen: {self._text(evidence.text)}{f' ({self._text(evidence.source)})' if evidence.source else ''}"

@@ -23,6 +23,7 @@ from ddpdoctor.report.document import (
     Words,
     evidence_words,
     pieces,
+    placed_summary,
     plain,
     severity_span,
     verdict_span,
@@ -182,7 +183,7 @@ def _padded(label: Line, columns: int) -> Line:
 
 def _finding(told: ToldFinding) -> Iterator[Block]:
     finding = told.finding
-    summary = (StyledText(one_line(finding.summary), "bold"), StyledText(f"  [{told.check.slug}]", "dim"))
+    summary = (StyledText(placed_summary(finding), "bold"), StyledText(f"  [{told.check.slug}]", "dim"))
     yield Paragraph(summary, severity_span(told.severity), FINDING_MARGIN)
     if told.cause:
         yield _labelled("why", _paragraph(told.cause))

@@ -15,6 +15,7 @@ from tests.log_corpus import LOGS
 from tests.regenerate import differences, generated
 from tests.support.fixture_hosts import host_cases
 from tests.support.other_users import User, python_for_all
+from tests.support.script_cases import script_cases
 
 ROOT = EXPECTED.parent.parent
 SLUGS = ("port-in-use", "collective-desync", "user-code-error")
@@ -24,7 +25,8 @@ PRINTED = f"from tests.expected_output import expected_of\nfor slug in {SLUGS}: 
 
 def sick_cases(slug: str) -> list[str]:
     hosts = [f"hosts/{case.id}" for case in host_cases(slug, "sick-")]
-    return sorted([*hosts, *(f"logs/{slug}/{path.name}" for path in (LOGS / slug).glob("sick-*"))])
+    scripts = [f"scripts/{case.name}" for case in script_cases(slug, "sick-")]
+    return sorted([*hosts, *scripts, *(f"logs/{slug}/{path.name}" for path in (LOGS / slug).glob("sick-*"))])
 
 
 @pytest.mark.quick

@@ -23,6 +23,7 @@ ROOMS = [
     "probes",
     "checkpoints",
     "logs",
+    "scripts",
     "processes",
     "hang",
     "network_check",

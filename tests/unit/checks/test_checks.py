@@ -43,8 +43,8 @@ def pure_modules() -> list[Path]:
 
 
 every_check = pytest.mark.parametrize("one", all_checks(), ids=lambda one: one.slug)
-# What shows itself in logs alone has its fixtures in fixtures/logs.
-of_hosts = [check for check in all_checks() if check.groups != {"log"}]
+# What shows itself in logs alone has its fixtures in fixtures/logs, what source tells in fixtures/scripts.
+of_hosts = [check for check in all_checks() if check.groups not in ({"log"}, {"script"})]
 every_check_of_hosts = pytest.mark.parametrize("one", of_hosts, ids=lambda one: one.slug)
 every_case = pytest.mark.parametrize("case", host_cases(), ids=lambda case: case.id)
 

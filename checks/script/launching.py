@@ -1,0 +1,78 @@
+"""How a script learns which rank it is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from ddpdoctor.base.findings import WARN, Finding, Fix, Owner
+from ddpdoctor.base.lazy_patterns import compile_lazily
+from ddpdoctor.checks.script.script_facts import at, is_handed_to, require_distributed
+from ddpdoctor.engine.registry import check, requires
+from ddpdoctor.facts.script import LibraryCall, OriginKind, Role, Script
+
+_SPELLINGS: Final = ("'--local_rank'", "'--local-rank'")
+_READERS: Final = compile_lazily(r"init|dist|setup|launch", re.IGNORECASE)
+"""Names of functions that may read the environment, and correct the options that they are handed."""
+_LOCAL_RANK: Final = "LOCAL_RANK"
+
+
+@check("local-rank-argument-only", severity=WARN, owner=Owner.USER)
+def local_rank_argument_only(script: Script) -> Iterator[Finding]:
+    """The local rank is taken from --local_rank alone, which torchrun doesn't pass.
+
+    ## What breaks
+    Under torchrun the option keeps its default in every process: all of them use GPU 0, or each trains for itself without a word.
+    Under `torch.distributed.launch` of torch 2.0 and later, which passes `--local-rank`, the script ends with "unrecognized arguments:
+    --local-rank=0".
+
+    ## Why
+    The launchers of today tell a process its rank by the environment: LOCAL_RANK, RANK, WORLD_SIZE. The option is that of a launcher that
+    torch calls deprecated since 1.9.
+
+    ## Fix
+    Read the environment: `local_rank = int(os.environ["LOCAL_RANK"])`. To keep the option for old launchers, let it be its default:
+    `default=int(os.environ.get("LOCAL_RANK", 0))`, and name both spellings, `"--local-rank", "--local_rank"`.
+    """
+    require_distributed(script)
+    requires(not script.does("local-rank-option"), "a launcher or parser of the framework that the script uses sets it")
+    if _LOCAL_RANK in script.read_settings:
+        return
+    if any(is_handed_to(options, _READERS) for options in script.with_role(Role.OPTIONS)):
+        return
+    for option in script.with_role(Role.OPTION):
+        spellings = [
+            argument.value
+            for argument in option.arguments
+            if argument.name.isdecimal() and argument.value.is_constant(*_SPELLINGS)
+        ]
+        use = _use_of_local_rank(script) if spellings and option.is_reached else None
+        if use is not None:
+            yield _read_nowhere(option, use)
+            return
+
+
+def _use_of_local_rank(script: Script) -> LibraryCall | None:
+    """The first call that depends on the option."""
+    for call in script.with_role(Role.SET_DEVICE, Role.DEVICE, Role.MOVE, Role.WRAP, Role.PROCESS_GROUP):
+        values = [argument.value for argument in call.arguments]
+        for value in values:
+            if any(origin.kind is OriginKind.LOCAL_RANK and origin.text == "option" for origin in value.flattened()):
+                return call
+    return None
+
+
+def _read_nowhere(option: LibraryCall, use: LibraryCall) -> Finding:
+    return Finding.of(
+        "The local rank comes from --local_rank alone, and torchrun passes no such option: each process takes the default",
+        at(option.place, "the option"),
+        at(use.place, "it is used"),
+        Fix(
+            "Let the environment be the option's default, which suits every launcher",
+            (
+                'parser.add_argument("--local-rank", "--local_rank", type=int, default=int(os.environ.get("LOCAL_RANK", 0)))',
+            ),
+        ),
+        place=option.place,
+    )

@@ -1,0 +1,179 @@
+"""`lint`: the mistakes of training scripts, found in their source."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from ddpdoctor.api.checking import selected_checks
+from ddpdoctor.api.errors import UsageError
+from ddpdoctor.api.results import CommandResult
+from ddpdoctor.base.status_line import StatusLine
+
+if TYPE_CHECKING:
+    from ddpdoctor.engine.examination import Verdict
+    from ddpdoctor.engine.registry import Check
+    from ddpdoctor.facts.script import Script
+    from ddpdoctor.report.contract import Report
+    from ddpdoctor.report.document import Document
+    from ddpdoctor.scripts.judging import JudgedScript, PlacedFinding
+    from ddpdoctor.scripts.project_settings import FoundSettings
+
+STDIN = "-"
+COMMAND = "lint"
+STATUS_DELAY_SECONDS = 0.5
+
+
+class LintResult(CommandResult):
+    """Scripts, judged by what their source says.
+
+    Args:
+        judged: the files that were read.
+        problems: why files or settings could not be.
+    """
+
+    command = COMMAND
+
+    def __init__(self, judged: Sequence[JudgedScript], problems: Sequence[str]) -> None:
+        self.judged = tuple(judged)
+        self._problems = tuple(problems)
+
+    @property
+    def problems(self) -> Sequence[str]:
+        return self._problems
+
+    @cached_property
+    def placed_findings(self) -> tuple[PlacedFinding, ...]:
+        """Findings with their checks, worst first, then by file and line."""
+        from ddpdoctor.scripts.judging import merge_findings
+
+        return merge_findings(self.judged)
+
+    @property
+    def verdict(self) -> Verdict:
+        from ddpdoctor.base.findings import Severity
+        from ddpdoctor.engine.examination import Verdict, unless_unjudged
+
+        severities = {severity for _, severity, _ in self.placed_findings}
+        if Severity.FAIL in severities:
+            return Verdict.FAIL
+        return unless_unjudged(Verdict.WARN if Severity.WARN in severities else Verdict.OK, self._problems)
+
+    def report(self, *, with_facts: bool = False) -> Report:
+        from ddpdoctor.scripts.render_json import lint_report
+
+        return lint_report(self.command, self.judged, self.placed_findings, self._problems, self.verdict)
+
+    def document(self, *, verbose: bool = False, quiet: bool = False) -> Document:
+        from ddpdoctor.scripts.render import lint_document
+
+        return lint_document(
+            self.judged, self.placed_findings, self._problems, self.verdict, verbose=verbose, quiet=quiet
+        )
+
+
+def lint(
+    paths: Sequence[str | os.PathLike[str]],
+    *,
+    select: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    stdin: bytes | None = None,
+) -> LintResult:
+    """Read training scripts and the files of their project that they import, and judge what they do. Nothing of them is run.
+
+    Args:
+        paths: scripts, notebooks, folders of them, or "-" for `stdin`.
+        select: only these checks.
+        ignore: not these checks.
+        stdin: the source that "-" stands for; None: standard input is read.
+
+    Raises:
+        UsageError: there is no such file, or no check is left.
+    """
+    named = [os.fspath(path) for path in paths]
+    if not named or not all(named):
+        raise UsageError("a path is empty; is the variable in it set?" if named else "there is nothing to read")
+    for path in named:
+        if path != STDIN and not os.path.lexists(path):
+            raise UsageError(f"there is no {path}")
+    checks = tuple(check for check in selected_checks(select, ignore) if "script" in check.groups)
+    if not checks:
+        raise UsageError("--select and --ignore leave no check of scripts")
+    return _Linter(checks).lint(named, stdin)
+
+
+class _Linter:
+    def __init__(self, checks: tuple[Check, ...]) -> None:
+        self._checks = checks
+        self._judged: list[JudgedScript] = []
+        self._problems: dict[str, None] = {}
+
+    def lint(self, paths: Sequence[str], stdin: bytes | None) -> LintResult:
+        line = StatusLine(lambda seconds: f"{len(self._judged)} files read ({seconds:.0f} s)", STATUS_DELAY_SECONDS)
+        try:
+            for script, settings in self._scripts(paths, stdin):
+                self._judge(script, settings)
+        finally:
+            line.close()
+        return LintResult(self._judged, tuple(self._problems))
+
+    def _judge(self, script: Script, settings: FoundSettings) -> None:
+        from ddpdoctor.scripts.judging import judge_script
+
+        judged = judge_script(script, self._checks_for(settings))
+        self._problems.update(dict.fromkeys(judged.problems))
+        if not script.problem:
+            self._judged.append(judged)
+
+    def _scripts(self, paths: Sequence[str], stdin: bytes | None) -> Iterator[tuple[Script, FoundSettings]]:
+        from ddpdoctor.scripts.named_paths import files_in
+        from ddpdoctor.scripts.project import ModuleCache
+        from ddpdoctor.scripts.project_settings import FoundSettings, SettingsOfProjects
+        from ddpdoctor.scripts.reading import read_script, read_text
+
+        cache, projects = ModuleCache(), SettingsOfProjects()
+        done: set[str] = set()
+        for path in paths:
+            if path == STDIN:
+                yield read_text(_standard_input() if stdin is None else stdin, "<stdin>"), FoundSettings()
+                continue
+            for file in files_in(path):
+                real = os.path.realpath(file.path)
+                if real in done:
+                    continue
+                done.add(real)
+                settings = projects.of(file.path)
+                if file.path != path and settings.excludes(file.path):
+                    continue
+                if file.problem:
+                    self._problems[f"{file.path}: {file.problem}"] = None
+                    continue
+                yield read_script(file.path, cache), settings
+
+    def _checks_for(self, found: FoundSettings) -> tuple[Check, ...]:
+        settings = found.settings
+        if found.problem:
+            self._problems[found.problem] = None
+        known = {check.slug for check in self._checks} | {check.family for check in self._checks}
+        for name in (*settings.select, *settings.ignore):
+            if name not in known and name not in self._all_names():
+                self._problems[f"{found.file}: there is no check of scripts called {name!r}"] = None
+        return tuple(
+            check
+            for check in self._checks
+            if (not settings.select or {check.slug, check.family} & set(settings.select))
+            and not {check.slug, check.family} & set(settings.ignore)
+        )
+
+    def _all_names(self) -> set[str]:
+        return {name for check in selected_checks((), ()) for name in (check.slug, check.family)}
+
+
+def _standard_input() -> bytes:
+    import sys
+
+    from ddpdoctor.scripts.source_text import MAX_SOURCE_BYTES
+
+    return sys.stdin.buffer.read(MAX_SOURCE_BYTES + 1)

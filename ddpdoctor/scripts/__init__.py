@@ -1,0 +1,15 @@
+"""Training scripts: read, and followed through the files of their own project, without running anything: `ddpdoctor lint`.
+
+In come paths; out go the facts of each script (`ddpdoctor/facts/script.py`), by which the checks of checks/script/ judge, and the report.
+"""
+
+__all__ = [
+    "judging",
+    "named_paths",
+    "project",
+    "project_settings",
+    "reading",
+    "render",
+    "render_json",
+    "source_text",
+]

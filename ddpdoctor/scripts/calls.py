@@ -1,0 +1,491 @@
+"""Calls of a followed script: functions of the project are followed, those of libraries recorded where they have a role."""
+
+from __future__ import annotations
+
+import ast
+from typing import Final
+
+from ddpdoctor.facts.script import OriginKind, Ranks, Role
+from ddpdoctor.scripts.abstract_value import UNKNOWN, AbstractValue
+from ddpdoctor.scripts.expressions import ExpressionFollower, dotted
+from ddpdoctor.scripts.project import Project
+from ddpdoctor.scripts.project_module import ProjectModule
+from ddpdoctor.scripts.scopes import FollowedFunction
+from ddpdoctor.scripts.values import (
+    NONE,
+    CallRecord,
+    CallResult,
+    Choice,
+    Constant,
+    Function,
+    Items,
+    LibraryName,
+    MadeOf,
+    Mapping,
+    MethodOf,
+    Partial,
+    ProjectClass,
+    ProjectObject,
+    Quantity,
+    RankTest,
+    Spot,
+    alternatives,
+    choice,
+    results_in,
+)
+from ddpdoctor.scripts.vocabulary import DISTRIBUTED_TEST, library_calls, meaning_of, roles_of
+
+GivenArguments = list[tuple[str, AbstractValue, ast.expr]]
+
+MAX_CALLED_CHOICES: Final = 4
+MAX_DEPTH: Final = 14
+"""Functions of the project within each other."""
+MAX_VISITS: Final = 6
+"""Times that a function is followed."""
+MAX_SILENT_VISITS: Final = 3
+"""Times that one is followed in which nothing is recorded: it is a helper."""
+
+ENDING: Final = frozenset({"sys.exit", "builtins.exit", "builtins.quit", "os._exit", "os.abort"})
+_SAME: Final = frozenset(
+    {
+        "builtins.int",
+        "builtins.str",
+        "builtins.float",
+        "builtins.bool",
+        "builtins.iter",
+        "builtins.reversed",
+        "copy.copy",
+        "copy.deepcopy",
+    }
+)
+"""They return what they are given, as far as ranks and loaders go."""
+_SAME_METHODS: Final = frozenset(
+    {"cuda", "to", "train", "eval", "half", "bfloat16", "float", "cpu", "strip", "lower", "copy", "requires_grad_"}
+)
+
+
+class CallFollower(ExpressionFollower):
+    """Knows what calls do; its arguments are those of an `ExpressionFollower`."""
+
+    def __init__(self, project: Project, main: ProjectModule) -> None:
+        super().__init__(project, main)
+        self.visits: dict[int, int] = {}
+        self.active: set[int] = set()
+        self._silent: dict[int, tuple[int, AbstractValue]] = {}
+        self.objects: dict[int, ProjectObject] = {}
+        self.is_cut_short = False
+
+    def follow_call(self, node: ast.Call, frame: FollowedFunction) -> AbstractValue:
+        """What a call returns; what it does is recorded."""
+        function = node.func
+        if isinstance(function, ast.Attribute):
+            if isinstance(function.value, ast.Call) and dotted(function.value.func) == "super":
+                callee = self._of_super(function.attr, frame)
+            else:
+                receiver = self.value(function.value, frame)
+                callee = self._method(receiver, function.attr, frame)
+        else:
+            callee = self.value(function, frame)
+        arguments = self._arguments(node, frame)
+        value = self.apply(callee, arguments, node, frame)
+        if value is UNKNOWN or isinstance(value, MadeOf | MethodOf | Constant):
+            # What its name says is better than nothing: its body may be installed, or too winding.
+            name = dotted(function).rpartition(".")[2]
+            meaning = meaning_of(name)
+            if isinstance(meaning, RankTest) or (isinstance(meaning, Quantity) and name.lower().startswith("get")):
+                return meaning
+        return value
+
+    def _method(self, receiver: AbstractValue, name: str, frame: FollowedFunction) -> AbstractValue:
+        if isinstance(receiver, Choice):
+            return choice(self._method(single, name, frame) for single in receiver.values)
+        if isinstance(receiver, CallResult):
+            found = receiver.record.attributes.get(f"{receiver.part}.{name}")
+            return found or MethodOf(receiver, name)
+        if (
+            isinstance(receiver, MadeOf | Quantity | RankTest | Items | Mapping | Constant | Function)
+            or receiver is UNKNOWN
+        ):
+            return MethodOf(receiver, name)
+        found = self.attribute(receiver, name, frame)
+        return MethodOf(receiver, name) if found is UNKNOWN or isinstance(found, Quantity | RankTest) else found
+
+    def _of_super(self, name: str, frame: FollowedFunction) -> AbstractValue:
+        if frame.home is not None and frame.owner is not None:
+            for base in self.bases(frame.home):
+                if isinstance(base, ProjectClass) and (found := self.member(base, name, frame.owner)) is not None:
+                    return found
+        return LibraryName(f"builtins.object.{name}")
+
+    def _arguments(self, node: ast.Call, frame: FollowedFunction) -> GivenArguments:
+        given: GivenArguments = []
+        for position, argument in enumerate(node.args):
+            value = self.value(argument, frame)
+            if not isinstance(argument, ast.Starred):
+                given.append((str(position), value, argument))
+            elif isinstance(value, Items):
+                given += [(str(position + place), item, argument.value) for place, item in enumerate(value.items)]
+            else:
+                given.append(("*", value, argument.value))
+        for keyword in node.keywords:
+            value = self.value(keyword.value, frame)
+            if keyword.arg is not None:
+                given.append((keyword.arg, value, keyword.value))
+                continue
+            for single in alternatives(value):
+                if isinstance(single, Mapping):
+                    given += [(name, item, keyword.value) for name, item in single.items.items()]
+            if not (isinstance(value, Mapping) and value.is_whole):
+                given.append(("**", value, keyword.value))
+        return given
+
+    def apply(
+        self, callee: AbstractValue, arguments: GivenArguments, node: ast.Call, frame: FollowedFunction
+    ) -> AbstractValue:
+        """What a callee returns for arguments."""
+        if isinstance(callee, Function | ProjectClass) and not self.here.is_reached and callee.module is not self.main:
+            # Nobody knows who comes here: it isn't worth a way through the whole project.
+            self._escape(f"{dotted(node.func)}()", arguments, node, frame)
+            return UNKNOWN
+        if isinstance(callee, Function):
+            return self.run_function(callee, arguments, self.spot(node, frame))
+        if isinstance(callee, LibraryName):
+            return self._call_library(callee.name, arguments, node, frame)
+        if isinstance(callee, MethodOf):
+            return self._call_method(callee, arguments, node, frame)
+        if isinstance(callee, ProjectClass):
+            return self._instantiate(callee, arguments, self.spot(node, frame))
+        if isinstance(callee, Choice):
+            return choice(self.apply(single, arguments, node, frame) for single in callee.values[:MAX_CALLED_CHOICES])
+        if isinstance(callee, Partial):
+            first = [(str(place), value, node) for place, value in enumerate(callee.arguments)]
+            moved = [
+                (str(int(name) + len(first)) if name.isdecimal() else name, value, at) for name, value, at in arguments
+            ]
+            later = [(name, value, node) for name, value in callee.keywords.items()]
+            return self.apply(callee.function, [*first, *moved, *later], node, frame)
+        if isinstance(callee, ProjectObject):
+            method = self.member(callee.kind, "__call__", callee)
+            return self.apply(method, arguments, node, frame) if method else UNKNOWN
+        if isinstance(callee, CallResult):
+            roles = (Role.FORWARD,) if Role.WRAP in callee.record.roles and not callee.part else ()
+            if roles:
+                return CallResult(
+                    self._record(f"{callee.record.name}()()", roles, arguments, (callee, node.func), node, frame)
+                )
+        else:
+            self._escape(f"{dotted(node.func)}()", arguments, node, frame)
+        return MadeOf("()", (callee, *(value for _, value, _ in arguments)))
+
+    # --- functions and classes of the project -------------------------------------------------------------------------------
+
+    def run_function(self, function: Function, arguments: GivenArguments, caller: Spot | None) -> AbstractValue:
+        """Follow a function of the project, and say what it returns."""
+        node, here = function.node, self.here
+        key = id(node)
+        visits = self.visits.get(key, 0)
+        silent, last = self._silent.get(key, (0, UNKNOWN))
+        if silent and (silent >= MAX_SILENT_VISITS or not any(_holds_objects(value) for _, value, _ in arguments)):
+            return last
+        if key in self.active or len(self.active) >= MAX_DEPTH or visits >= MAX_VISITS:
+            return UNKNOWN
+        self.visits[key] = visits + 1
+        names: dict[str, AbstractValue] = {}
+        frame = FollowedFunction(function.module, (names, *function.scopes), function.home, function.owner)
+        self._bind_parameters(function, arguments, names, frame)
+        depths, before = here.depths(), self._recorded()
+        if caller:
+            here.callers.append(caller)
+        self.active.add(key)
+        try:
+            if isinstance(node, ast.Lambda):
+                return self.value(node.body, frame)
+            for decorator in node.decorator_list:
+                self._guard_by_decorator(decorator, frame)
+            self.run_block(node.body, frame)
+        except RecursionError:
+            self.is_cut_short = True
+            return UNKNOWN
+        finally:
+            self.active.discard(key)
+            here.restore(depths)
+        if frame.yields:
+            # Whoever iterates over a generator iterates over what that was given.
+            return MadeOf("yield", tuple(value for _, value, _ in arguments))
+        value = choice(frame.returns) if frame.returns else NONE
+        if self._recorded() == before:
+            self._silent[key] = (silent + 1, value)
+        return value
+
+    def _recorded(self) -> tuple[int, int]:
+        return len(self.here.records), self.here.events
+
+    def run_block(self, statements: list[ast.stmt], frame: FollowedFunction) -> bool:
+        """Follow statements; whether whoever comes there always leaves them before their end.
+
+        Raises:
+            NotImplementedError: here: the statements are followed by whoever knows them.
+        """
+        raise NotImplementedError
+
+    def _guard_by_decorator(self, decorator: ast.expr, frame: FollowedFunction) -> None:
+        text = dotted(decorator).replace("()", "").rpartition(".")[2]
+        meaning = meaning_of(text.removesuffix("_only"))
+        ranks = Ranks.ZERO if text in _MAIN_ONLY else None
+        if isinstance(meaning, RankTest) and text.endswith("_only"):
+            ranks = meaning.holds[0]
+        if ranks:
+            self.here.guards.append((ranks, self.spot(decorator, frame), False))
+
+    def _bind_parameters(
+        self, function: Function, arguments: GivenArguments, names: dict[str, AbstractValue], frame: FollowedFunction
+    ) -> None:
+        parameters = function.node.args
+        positional = [parameter.arg for parameter in (*parameters.posonlyargs, *parameters.args)]
+        defaults = dict(zip(reversed(positional), reversed(parameters.defaults), strict=False))
+        defaults |= {
+            parameter.arg: default
+            for parameter, default in zip(parameters.kwonlyargs, parameters.kw_defaults, strict=True)
+            if default is not None
+        }
+        if function.owner is not None and positional and not _is_static(function.node):
+            names[positional.pop(0)] = function.owner
+        known = {*positional, *(parameter.arg for parameter in parameters.kwonlyargs)}
+        rest: list[AbstractValue] = []
+        more = Mapping({})
+        is_open = False
+        for name, value, _ in arguments:
+            if name in ("*", "**"):
+                is_open = True
+            elif name.isdecimal():
+                if int(name) < len(positional):
+                    names[positional[int(name)]] = value
+                else:
+                    rest.append(value)
+            elif name in known:
+                names[name] = value
+            else:
+                more.items[name] = value
+        more.is_whole = not is_open
+        for name in known - names.keys():
+            default = defaults.get(name)
+            names[name] = (
+                UNKNOWN if is_open or default is None else self.value(default, FollowedFunction(function.module, ({},)))
+            )
+        if parameters.vararg:
+            names[parameters.vararg.arg] = UNKNOWN if is_open else Items(rest)
+        if parameters.kwarg:
+            names[parameters.kwarg.arg] = more
+
+    def _instantiate(self, kind: ProjectClass, arguments: GivenArguments, caller: Spot | None) -> AbstractValue:
+        made = ProjectObject(kind)
+        self.objects.setdefault(id(kind.node), made)
+        method = self.member(kind, "__init__", made)
+        if isinstance(method, Function):
+            self.run_function(method, arguments, caller)
+        elif arguments:
+            # A dataclass, or a library's class made one's own.
+            made.attributes.update({name: value for name, value, _ in arguments if name.isidentifier()})
+        return made
+
+    # --- libraries ----------------------------------------------------------------------------------------------------------
+
+    def _call_library(
+        self, name: str, arguments: GivenArguments, node: ast.Call, frame: FollowedFunction
+    ) -> AbstractValue:
+        table = library_calls()
+        first = arguments[0][1] if arguments else UNKNOWN
+        if name in table.quantities and not arguments:
+            return Quantity(table.quantities[name], name)
+        if name in table.distributed_tests:
+            return DISTRIBUTED_TEST
+        if name in ("os.environ.get", "os.getenv"):
+            return self.setting(first)
+        if name in ("os.environ.setdefault", "os.environ.update", "os.environ.pop", "os.putenv"):
+            self._write_settings(name, arguments, node, frame)
+            return NONE
+        known = roles_of(name)
+        if known:
+            record = self._record(*known, arguments, None, node, frame)
+            if not {Role.PREPARE, Role.ENGINE}.isdisjoint(record.roles):
+                self._escape(name, arguments, node, frame)
+            if Role.SPAWN in record.roles:
+                self._spawn(arguments, node, frame)
+            return CallResult(record)
+        if name in _SAME and len(arguments) == 1:
+            if name == "builtins.iter":
+                self.iterate(first, self.spot(node, frame))
+            return first
+        if name == "builtins.getattr" and len(arguments) > 1 and isinstance(arguments[1][1], Constant):
+            attribute = str(arguments[1][1].value)
+            return self.by_name(attribute, self.attribute(first, attribute, frame))
+        if name == "builtins.len":
+            return MadeOf("builtins.len()", ())
+        if name == "builtins.dict":
+            return Mapping(
+                {key: value for key, value, _ in arguments if key.isidentifier()},
+                is_whole=len(arguments) == len(node.keywords),
+            )
+        if name in ("builtins.list", "builtins.tuple") and isinstance(first, Items):
+            return Items(list(first.items))
+        if name == "functools.partial" and arguments:
+            return Partial(
+                first,
+                [value for key, value, _ in arguments[1:] if key.isdecimal()],
+                {key: value for key, value, _ in arguments if key.isidentifier()},
+            )
+        if name.partition(".")[0] not in table.harmless:
+            self._escape(name, arguments, node, frame)
+        return MadeOf(f"{name}()", tuple(value for _, value, _ in arguments))
+
+    def _spawn(self, arguments: GivenArguments, node: ast.Call, frame: FollowedFunction) -> None:
+        by_name = {name: value for name, value, _ in arguments}
+        function = by_name.get("0", by_name.get("fn", UNKNOWN))
+        passed = by_name.get("1", by_name.get("args", Items([])))
+        given: GivenArguments = [("0", Quantity(OriginKind.SPAWN_INDEX, "torch.multiprocessing.spawn"), node)]
+        if isinstance(passed, Items):
+            given += [(str(place), value, node) for place, value in enumerate(passed.items, 1)]
+        else:
+            given.append(("*", passed, node))
+        self.apply(function, given, node, frame)
+
+    def _write_settings(self, name: str, arguments: GivenArguments, node: ast.Call, frame: FollowedFunction) -> None:
+        values = [value for _, value, _ in arguments]
+        if name.endswith("update"):
+            for value in values:
+                if isinstance(value, Mapping):
+                    for key, item in value.items.items():
+                        self.write_setting(Constant(key), item, node, frame)
+            for key, item, at in arguments:
+                if key.isidentifier():
+                    self.write_setting(Constant(key), item, at, frame)
+        elif len(values) > 1 and not name.endswith("pop"):
+            self.write_setting(values[0], values[1], node, frame, is_default=name.endswith("setdefault"))
+
+    def write_setting(
+        self,
+        key: AbstractValue,
+        value: AbstractValue,
+        node: ast.expr,
+        frame: FollowedFunction,
+        *,
+        is_default: bool = False,
+    ) -> None:
+        """Note that a variable of the environment is written."""
+        if isinstance(key, Constant):
+            entry = (str(key.value), value, node, self.spot(node, frame), tuple(self.here.guards), is_default)
+            self.written_settings.append(entry)
+
+    def _call_method(
+        self, callee: MethodOf, arguments: GivenArguments, node: ast.Call, frame: FollowedFunction
+    ) -> AbstractValue:
+        receiver, name = callee.receiver, callee.name
+        if isinstance(receiver, Mapping):
+            return self._call_dict(receiver, name, arguments, frame)
+        if isinstance(receiver, Items) and name in ("append", "extend", "insert"):
+            if arguments:
+                receiver.items.append(arguments[-1][1])
+            return NONE
+        full = (
+            f"{receiver.record.name}().{name}"
+            if isinstance(receiver, CallResult) and not receiver.part
+            else f"?.{name}"
+        )
+        if name == "get" and isinstance(receiver, CallResult) and arguments and isinstance(arguments[0][1], Constant):
+            return CallResult(receiver.record, f"{receiver.part}[{arguments[0][1].value!r}]")
+        known = roles_of(full)
+        is_same = name in _SAME_METHODS
+        if known:
+            at = node.func.value if isinstance(node.func, ast.Attribute) else node.func
+            record = self._record(*known, arguments, (receiver, at), node, frame)
+            if Role.PREPARE in record.roles:
+                self._escape(full, arguments, node, frame)
+            return receiver if is_same else CallResult(record)
+        if is_same:
+            return receiver
+        if not _is_harmless(receiver):
+            self._escape(full, arguments, node, frame)
+        return MadeOf(f"{full}()", (receiver, *(value for _, value, _ in arguments)))
+
+    def _call_dict(
+        self, receiver: Mapping, name: str, arguments: GivenArguments, frame: FollowedFunction
+    ) -> AbstractValue:
+        values = [value for _, value, _ in arguments]
+        if name in ("get", "pop", "setdefault") and values and isinstance(values[0], Constant):
+            key = str(values[0].value)
+            if key in receiver.items:
+                return receiver.items[key]
+            otherwise = values[1] if len(values) > 1 else NONE
+            return otherwise if receiver.is_whole else choice((UNKNOWN, otherwise))
+        if name == "update":
+            for key, value, _ in arguments:
+                if key.isidentifier():
+                    receiver.items[key] = value
+                elif isinstance(value, Mapping):
+                    receiver.items.update(value.items)
+                else:
+                    receiver.is_whole = False
+            return NONE
+        if name == "copy":
+            return Mapping(dict(receiver.items), receiver.is_whole)
+        if name == "values":
+            return Items(list(receiver.items.values())) if receiver.is_whole else UNKNOWN
+        return UNKNOWN
+
+    # --- recording ----------------------------------------------------------------------------------------------------------
+
+    def _record(
+        self,
+        name: str,
+        roles: tuple[Role, ...],
+        arguments: GivenArguments,
+        receiver: tuple[AbstractValue, ast.expr] | None,
+        node: ast.Call,
+        frame: FollowedFunction,
+    ) -> CallRecord:
+        here = self.here
+        record = CallRecord(
+            len(here.records),
+            name,
+            roles,
+            arguments,
+            receiver,
+            self.spot(node, frame),
+            tuple(here.guards),
+            tuple(here.loops),
+            tuple(here.within),
+            tuple(here.callers),
+            here.is_reached,
+        )
+        here.records.append(record)
+        return record
+
+    def _escape(self, name: str, arguments: GivenArguments, node: ast.Call, frame: FollowedFunction) -> None:
+        """Note that a call that can't be followed gets hold of results; functions of the project it may call itself."""
+        for _, value, _ in arguments:
+            for result in results_in(value):
+                if not result.part.endswith("[*]"):
+                    result.record.escapes.append((name, self.spot(node, frame)))
+                    self.here.events += 1
+            for single in alternatives(value):
+                if isinstance(single, Function) and id(single.node) not in self.visits:
+                    self.run_function(single, [("*", UNKNOWN, node)], self.spot(node, frame))
+
+
+_MAIN_ONLY: Final = frozenset(
+    {"on_main_process", "on_local_main_process", "rank_zero_only", "master_only", "main_process_only"}
+)
+
+
+def _holds_objects(value: AbstractValue) -> bool:
+    return isinstance(value, Function | ProjectObject | ProjectClass) or next(results_in(value), None) is not None
+
+
+def _is_static(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> bool:
+    return any(dotted(decorator) == "staticmethod" for decorator in getattr(node, "decorator_list", ()))
+
+
+def _is_harmless(receiver: AbstractValue) -> bool:
+    if isinstance(receiver, MadeOf):
+        return receiver.how.partition(".")[0] in library_calls().harmless
+    return isinstance(receiver, Constant | Quantity | CallResult | Items)

@@ -1,0 +1,565 @@
+"""Expressions of a followed script: what each may be worth."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from ddpdoctor.facts.script import OriginKind, Role
+from ddpdoctor.scripts.abstract_value import UNKNOWN, AbstractValue
+from ddpdoctor.scripts.project import Project
+from ddpdoctor.scripts.project_module import ProjectModule
+from ddpdoctor.scripts.rank_tests import NO_RANK_TEST, NOT_FOLLOWED, all_of, any_of, compared, negated, truth_of
+from ddpdoctor.scripts.scopes import FollowedFunction, Surroundings
+from ddpdoctor.scripts.values import (
+    NONE,
+    CallResult,
+    Choice,
+    Constant,
+    Function,
+    Items,
+    LazyImport,
+    LibraryName,
+    MadeOf,
+    Mapping,
+    MethodOf,
+    ModuleValue,
+    ProjectClass,
+    ProjectObject,
+    Quantity,
+    RankTest,
+    Spot,
+    alternatives,
+    choice,
+    results_in,
+)
+from ddpdoctor.scripts.vocabulary import frameworks_imported, hints_at_ranks, library_calls, meaning_of
+
+_OPERATORS: Final = {ast.Mod: "%", ast.FloorDiv: "//", ast.Div: "/", ast.Mult: "*", ast.Add: "+", ast.Sub: "-"}
+_ENVIRON: Final = "os.environ"
+_MAX_BASES: Final = 12
+
+
+def dotted(node: ast.expr) -> str:
+    """Write a name as the source has it: "dist.barrier"; "?" for what is no name."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    if isinstance(node, ast.Call):
+        return f"{dotted(node.func)}()"
+    return "?"
+
+
+class ExpressionFollower(ABC):
+    """Knows what expressions are worth, and remembers where they are met.
+
+    Args:
+        project: whose files may be imported.
+        main: the script.
+    """
+
+    def __init__(self, project: Project, main: ProjectModule) -> None:
+        self.project = project
+        self.main = main
+        self.here = Surroundings()
+        self.frameworks: dict[tuple[str, int], tuple[str, Spot]] = {}
+        self.read_settings: dict[str, None] = {}
+        self.written_settings: list[tuple[str, AbstractValue, ast.expr, Spot, tuple[Any, ...], bool]] = []
+        self._expressions: dict[type[ast.AST], Callable[[Any, FollowedFunction], AbstractValue]] = {
+            ast.Constant: self._constant,
+            ast.Name: self._name,
+            ast.Attribute: self._attribute,
+            ast.Call: self.follow_call,
+            ast.Tuple: self._display,
+            ast.List: self._display,
+            ast.Set: self._display,
+            ast.Dict: self._dict,
+            ast.BoolOp: self._bool_op,
+            ast.UnaryOp: self._unary_op,
+            ast.BinOp: self._bin_op,
+            ast.Compare: self._compare,
+            ast.IfExp: self._if_exp,
+            ast.Subscript: self._subscript,
+            ast.JoinedStr: self._joined,
+            ast.FormattedValue: lambda node, frame: self.value(node.value, frame),
+            ast.Lambda: lambda node, frame: Function(node, frame.module, frame.scopes, None, frame.home),
+            ast.NamedExpr: self._named,
+            ast.Starred: lambda node, frame: self.value(node.value, frame),
+            ast.Await: lambda node, frame: self.value(node.value, frame),
+            ast.Yield: self._yield,
+            ast.YieldFrom: self._yield,
+            ast.ListComp: self._comprehension,
+            ast.SetComp: self._comprehension,
+            ast.GeneratorExp: self._comprehension,
+            ast.DictComp: self._comprehension,
+        }
+
+    @abstractmethod
+    def follow_call(self, node: ast.Call, frame: FollowedFunction) -> AbstractValue:
+        """What a call returns; what it does is recorded."""
+
+    @abstractmethod
+    def apply(
+        self,
+        callee: AbstractValue,
+        arguments: list[tuple[str, AbstractValue, ast.expr]],
+        node: ast.Call,
+        frame: FollowedFunction,
+    ) -> AbstractValue:
+        """What a callee returns for arguments."""
+
+    @abstractmethod
+    def assign(self, target: ast.expr, value: AbstractValue, frame: FollowedFunction) -> None:
+        """Bind a target to a value."""
+
+    @abstractmethod
+    def run_function(
+        self, function: Function, arguments: list[tuple[str, AbstractValue, ast.expr]], caller: Spot | None
+    ) -> AbstractValue:
+        """Follow a function of the project, and say what it returns."""
+
+    def value(self, node: ast.expr | None, frame: FollowedFunction) -> AbstractValue:
+        """What an expression may be worth."""
+        if node is None:
+            return NONE
+        handler = self._expressions.get(type(node))
+        return handler(node, frame) if handler else UNKNOWN
+
+    def spot(self, node: ast.AST, frame: FollowedFunction) -> Spot:
+        """Where a node stands."""
+        return frame.module, node.lineno, node.col_offset  # type: ignore[attr-defined]
+
+    def test(self, node: ast.expr, frame: FollowedFunction) -> RankTest:
+        """Which ranks a condition lets through. Of one that can't be followed its words decide whether it may be one on the rank."""
+        if isinstance(node, ast.BoolOp):
+            tests = [self.test(part, frame) for part in node.values]
+            return all_of(tests) if isinstance(node.op, ast.And) else any_of(tests)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return negated(self.test(node.operand, frame))
+        value = self.value(node, frame)
+        test = truth_of(value)
+        if test is NO_RANK_TEST and not isinstance(value, Constant | Items | Mapping | ProjectObject):
+            text = dotted(node.left if isinstance(node, ast.Compare) else node)
+            last = text.replace("()", "").rpartition(".")[2]
+            meaning = meaning_of(last)
+            if isinstance(meaning, RankTest) and not isinstance(node, ast.Compare):
+                return meaning
+            is_unfollowed = any(single is UNKNOWN or isinstance(single, MethodOf) for single in alternatives(value))
+            if (is_unfollowed and hints_at_ranks(last)) or (
+                isinstance(node, ast.Compare) and isinstance(meaning, Quantity)
+            ):
+                return NOT_FOLLOWED
+        return test
+
+    # --- names --------------------------------------------------------------------------------------------------------------
+
+    def _constant(self, node: ast.Constant, frame: FollowedFunction) -> AbstractValue:
+        return Constant(node.value)
+
+    def _name(self, node: ast.Name, frame: FollowedFunction) -> AbstractValue:
+        value = self.look_up(node.id, frame)
+        return self.by_name(node.id, value)
+
+    def by_name(self, name: str, value: AbstractValue) -> AbstractValue:
+        """The value, or what its name alone says where the value says nothing of ranks."""
+        if value is UNKNOWN or isinstance(value, MadeOf | Choice):
+            meaning = meaning_of(name)
+            if meaning is not None and (value is UNKNOWN or not _speaks_of_ranks(value)):
+                return meaning
+        return value
+
+    def look_up(self, name: str, frame: FollowedFunction) -> AbstractValue:
+        """What a name is bound to."""
+        for scope in frame.scopes:
+            value = scope.get(name)
+            if value is not None:
+                return self._arrived(name, value, scope) if isinstance(value, LazyImport | Choice) else value
+        value = self.global_value(frame.module, name)
+        if value is not None:
+            return value
+        if name == "__name__":
+            return Constant("__main__" if frame.module is self.main else frame.module.path)
+        return LibraryName(f"builtins.{name}") if name in _BUILTINS else UNKNOWN
+
+    def _arrived(self, name: str, value: AbstractValue, scope: dict[str, AbstractValue]) -> AbstractValue:
+        """What a name is bound to whose import may still be to be read."""
+        if not any(isinstance(single, LazyImport) for single in alternatives(value)):
+            return value
+        found = choice(
+            self._imported(single) if isinstance(single, LazyImport) else single for single in alternatives(value)
+        )
+        if self.here.is_reached:
+            scope[name] = found
+        return found
+
+    def global_value(self, module: ProjectModule, name: str) -> AbstractValue | None:
+        """What a name of a module is bound to; None where it isn't. A module that is imported is looked up name by name."""
+        value = module.values.get(name)
+        if value is not None:
+            return self._arrived(name, value, module.values) if isinstance(value, LazyImport | Choice) else value
+        if name in module.pending:
+            return UNKNOWN
+        bindings = module.bindings.get(name)
+        if bindings is None:
+            return self._starred(module, name)
+        module.pending.add(name)
+        depths = self.here.depths()
+        try:
+            frame = FollowedFunction(module, (module.values,))
+            values = [value for binding in bindings[-4:] if (value := self._bound(binding, name, frame)) is not None]
+            found = choice(values) if values else UNKNOWN
+        finally:
+            self.here.restore(depths)
+            module.pending.discard(name)
+        return self._arrived(name, module.values.setdefault(name, found), module.values)
+
+    def _bound(self, binding: ast.stmt, name: str, frame: FollowedFunction) -> AbstractValue | None:
+        if isinstance(binding, ast.FunctionDef | ast.AsyncFunctionDef):
+            return Function(binding, frame.module)
+        if isinstance(binding, ast.ClassDef):
+            return ProjectClass(binding, frame.module)
+        if isinstance(binding, ast.Import | ast.ImportFrom):
+            return next((value for bound, value in self.imported(binding, frame) if bound == name), None)
+        if isinstance(binding, ast.Assign | ast.AnnAssign) and binding.value is not None:
+            targets = binding.targets if isinstance(binding, ast.Assign) else [binding.target]
+            value = self.value(binding.value, frame)
+            for target in targets:
+                self.assign(target, value, frame)
+            return frame.module.values.pop(name, None)
+        return None
+
+    def _starred(self, module: ProjectModule, name: str) -> AbstractValue | None:
+        if name.startswith("_") or f"*{name}" in module.pending:
+            return None
+        module.pending.add(f"*{name}")
+        try:
+            for statement in module.stars:
+                other = self.project.find(statement.module or "", statement.level, module)
+                value = self.global_value(other, name) if other else None
+                if value is not None:
+                    return value
+        finally:
+            module.pending.discard(f"*{name}")
+        return None
+
+    def imported(
+        self, statement: ast.Import | ast.ImportFrom, frame: FollowedFunction
+    ) -> Iterable[tuple[str, AbstractValue]]:
+        """Yield what an import binds, and note frameworks."""
+        for alias in statement.names:
+            if isinstance(statement, ast.Import):
+                self._note_framework(alias.name, statement, frame)
+                name = alias.name if alias.asname else alias.name.partition(".")[0]
+                is_own = self.project.may_have(name)
+                value = LazyImport(statement, name, frame.module) if is_own else LibraryName(name)
+                yield alias.asname or name, value
+            elif alias.name == "*":
+                self._note_framework(statement.module or "", statement, frame)
+            else:
+                source = f"{'.' * statement.level}{statement.module or ''}"
+                if not statement.level:
+                    self._note_framework(f"{source}.{alias.name}", statement, frame)
+                is_own = statement.level > 0 or self.project.may_have(source)
+                name = alias.name
+                value = LazyImport(statement, name, frame.module) if is_own else LibraryName(f"{source}.{name}")
+                yield alias.asname or name, value
+
+    def _imported(self, lazy: LazyImport) -> AbstractValue:
+        """What an import from the project means. Nobody knows whether a script comes to it that follows functions to which none comes."""
+        statement, name, importer = lazy.statement, lazy.name, lazy.importer
+        if isinstance(statement, ast.Import):
+            if not self.here.is_reached:
+                return LibraryName(name)
+            module = self.project.find(name, 0, importer)
+            return ModuleValue(module) if module else NamespacePackage(name, importer)
+        source = statement.module or ""
+        if self.here.is_reached:
+            module = self.project.find(source, statement.level, importer)
+            if module is not None and module is not importer:
+                value = self.global_value(module, name)
+                if value is not None:
+                    return value
+            submodule = self.project.find(f"{source}.{name}" if source else name, statement.level, importer)
+            if submodule is not None:
+                return ModuleValue(submodule)
+        return LibraryName(f"{'.' * statement.level}{source}.{name}")
+
+    def _note_framework(self, name: str, statement: ast.stmt, frame: FollowedFunction) -> None:
+        for framework in frameworks_imported(name):
+            spot = self.spot(statement, frame)
+            self.frameworks.setdefault((framework, spot[1]), (framework, spot))
+
+    # --- attributes and items -----------------------------------------------------------------------------------------------
+
+    def _attribute(self, node: ast.Attribute, frame: FollowedFunction) -> AbstractValue:
+        return self.by_name(node.attr, self.attribute(self.value(node.value, frame), node.attr, frame))
+
+    def attribute(self, holder: AbstractValue, name: str, frame: FollowedFunction) -> AbstractValue:
+        """What an attribute may be worth."""
+        if isinstance(holder, LibraryName):
+            if holder.name == "sys" and name == "argv":
+                return Quantity(OriginKind.OPTION, "sys.argv")
+            return LibraryName(f"{holder.name}.{name}")
+        if isinstance(holder, ModuleValue):
+            value = self.global_value(holder.module, name)
+            if value is not None:
+                return value
+            submodule = self.project.find(name, 1, holder.module)
+            return ModuleValue(submodule) if submodule else UNKNOWN
+        if isinstance(holder, NamespacePackage):
+            module = self.project.find(f"{holder.name}.{name}", 0, holder.importer)
+            return ModuleValue(module) if module else NamespacePackage(f"{holder.name}.{name}", holder.importer)
+        if isinstance(holder, ProjectObject):
+            return self._attribute_of_object(holder, name, frame)
+        if isinstance(holder, ProjectClass):
+            return self.member(holder, name, holder) or MethodOf(holder, name)
+        if isinstance(holder, CallResult):
+            return self._attribute_of_result(holder, name)
+        if isinstance(holder, Choice):
+            return choice(self.attribute(single, name, frame) for single in holder.values)
+        if isinstance(holder, Mapping) and name in holder.items:
+            return holder.items[name]
+        if holder is UNKNOWN or isinstance(holder, Constant):
+            return meaning_of(name) or UNKNOWN
+        return meaning_of(name) or MethodOf(holder, name)
+
+    def _attribute_of_object(self, holder: ProjectObject, name: str, frame: FollowedFunction) -> AbstractValue:
+        if name in holder.attributes:
+            return holder.attributes[name]
+        member = self.member(holder.kind, name, holder)
+        if member is None:
+            return meaning_of(name) or MethodOf(holder, name)
+        if isinstance(member, Function) and any(
+            dotted(decorator).rpartition(".")[2] in ("property", "cached_property")
+            for decorator in getattr(member.node, "decorator_list", ())
+        ):
+            return self.run_function(member, [], None)
+        return member
+
+    def _attribute_of_result(self, holder: CallResult, name: str) -> AbstractValue:
+        record, part = holder.record, f"{holder.part}.{name}"
+        if part in record.attributes:
+            return record.attributes[part]
+        meaning = meaning_of(name)
+        if Role.OPTIONS in record.roles:
+            if isinstance(meaning, Quantity):
+                return Quantity(meaning.kind, "option")
+            return meaning or Quantity(OriginKind.OPTION, name)
+        return meaning or CallResult(record, part)
+
+    def member(
+        self, kind: ProjectClass, name: str, owner: AbstractValue, depth: int = _MAX_BASES
+    ) -> AbstractValue | None:
+        """A method or attribute of a class of the project, or of those that it derives from; None if it has none there."""
+        if name in kind.methods:
+            return Function(kind.methods[name], kind.module, kind.scopes, owner, kind)
+        for statement in kind.node.body:
+            if isinstance(statement, ast.Assign) and any(
+                isinstance(target, ast.Name) and target.id == name for target in statement.targets
+            ):
+                return self.value(statement.value, FollowedFunction(kind.module, ({}, *kind.scopes)))
+        for base in self.bases(kind) if depth else ():
+            if isinstance(base, ProjectClass) and (found := self.member(base, name, owner, depth - 1)) is not None:
+                return found
+        return None
+
+    def bases(self, kind: ProjectClass) -> list[AbstractValue]:
+        """The classes that a class derives from."""
+        frame = FollowedFunction(kind.module, ({}, *kind.scopes))
+        return [self.value(base, frame) for base in kind.node.bases if isinstance(base, ast.Name | ast.Attribute)]
+
+    def _subscript(self, node: ast.Subscript, frame: FollowedFunction) -> AbstractValue:
+        holder = self.value(node.value, frame)
+        key = self.value(node.slice, frame)
+        return choice(self.item(single, key, node) for single in alternatives(holder))
+
+    def item(self, holder: AbstractValue, key: AbstractValue, node: ast.Subscript) -> AbstractValue:
+        """What an item may be worth."""
+        if isinstance(holder, LibraryName) and holder.name == _ENVIRON:
+            return self.setting(key)
+        if isinstance(key, Constant):
+            if isinstance(holder, Mapping):
+                found = holder.items.get(str(key.value), UNKNOWN)
+                return self.by_name(str(key.value), found)
+            if (
+                isinstance(holder, Items)
+                and isinstance(key.value, int)
+                and -len(holder.items) <= key.value < len(holder.items)
+            ):
+                return holder.items[key.value]
+            if isinstance(holder, CallResult):
+                if Role.OPTIONS in holder.record.roles and isinstance(key.value, int):
+                    return CallResult(holder.record)
+                part = f"{holder.part}[{key.value!r}]"
+                return holder.record.attributes.get(part) or CallResult(holder.record, part)
+            if holder is UNKNOWN and isinstance(key.value, str):
+                return meaning_of(key.value) or UNKNOWN
+        if isinstance(holder, CallResult):
+            return CallResult(holder.record, f"{holder.part}[...]")
+        if isinstance(holder, Items):
+            return choice(holder.items) if holder.items else UNKNOWN
+        if isinstance(holder, Quantity):
+            return holder
+        return UNKNOWN if holder is UNKNOWN else MadeOf("[]", (holder, key))
+
+    def setting(self, key: AbstractValue) -> AbstractValue:
+        """What a variable of the environment holds."""
+        if not isinstance(key, Constant):
+            return UNKNOWN
+        name = str(key.value)
+        self.read_settings.setdefault(name)
+        return Quantity(library_calls().settings.get(name, OriginKind.SETTING), name)
+
+    # --- made of others -----------------------------------------------------------------------------------------------------
+
+    def _display(self, node: ast.Tuple | ast.List | ast.Set, frame: FollowedFunction) -> AbstractValue:
+        items: list[AbstractValue] = []
+        for part in node.elts:
+            value = self.value(part, frame)
+            if isinstance(part, ast.Starred):
+                if not isinstance(value, Items):
+                    return MadeOf("[]", (*items, value))
+                items += value.items
+            else:
+                items.append(value)
+        return Items(items)
+
+    def _dict(self, node: ast.Dict, frame: FollowedFunction) -> AbstractValue:
+        result = Mapping({})
+        for key, part in zip(node.keys, node.values, strict=True):
+            value = self.value(part, frame)
+            name = self.value(key, frame) if key is not None else None
+            if isinstance(name, Constant):
+                result.items[str(name.value)] = value
+            elif key is None and isinstance(value, Mapping):
+                result.items.update(value.items)
+                result.is_whole = result.is_whole and value.is_whole
+            else:
+                result.is_whole = False
+        return result
+
+    def _bool_op(self, node: ast.BoolOp, frame: FollowedFunction) -> AbstractValue:
+        values = [self.value(part, frame) for part in node.values]
+        if any(isinstance(value, RankTest) for value in values):
+            tests = [self.test(part, frame) for part in node.values]
+            return all_of(tests) if isinstance(node.op, ast.And) else any_of(tests)
+        return choice(values)
+
+    def _unary_op(self, node: ast.UnaryOp, frame: FollowedFunction) -> AbstractValue:
+        value = self.value(node.operand, frame)
+        if isinstance(node.op, ast.Not):
+            test = truth_of(value)
+            return MadeOf("not", (value,)) if test is NO_RANK_TEST else negated(test)
+        if isinstance(node.op, ast.USub) and isinstance(value, Constant) and isinstance(value.value, int | float):
+            return Constant(-value.value)
+        return MadeOf("-", (value,))
+
+    def _bin_op(self, node: ast.BinOp, frame: FollowedFunction) -> AbstractValue:
+        parts = (self.value(node.left, frame), self.value(node.right, frame))
+        how = "f" if _is_text(parts[0]) or _is_text(parts[1]) else _OPERATORS.get(type(node.op), "?")
+        return MadeOf(how, parts)
+
+    def _compare(self, node: ast.Compare, frame: FollowedFunction) -> AbstractValue:
+        left = self.value(node.left, frame)
+        rights = [self.value(right, frame) for right in node.comparators]
+        if len(rights) > 1:
+            return MadeOf("compare", (left, *rights))
+        operator, right = node.ops[0], rights[0]
+        if isinstance(left, Constant) and isinstance(right, Constant) and isinstance(operator, ast.Eq | ast.NotEq):
+            return Constant((left.value == right.value) is isinstance(operator, ast.Eq))
+        return compared(left, operator, right)
+
+    def _if_exp(self, node: ast.IfExp, frame: FollowedFunction) -> AbstractValue:
+        test = self.test(node.test, frame)
+        with_condition = self.guarded(test.holds, node.test, frame, lambda: self.value(node.body, frame))
+        without = self.guarded(test.fails, node.test, frame, lambda: self.value(node.orelse, frame))
+        return choice((with_condition, without))
+
+    def guarded(
+        self, passed: tuple[Any, ...], node: ast.expr, frame: FollowedFunction, follow: Callable[[], AbstractValue]
+    ) -> AbstractValue:
+        """Follow something under a condition."""
+        guards = self.here.guards
+        depth = len(guards)
+        guards += [(ranks, self.spot(node, frame), False) for ranks in passed]
+        frame.branches += 1
+        try:
+            return follow()
+        finally:
+            frame.branches -= 1
+            del guards[depth:]
+
+    def _joined(self, node: ast.JoinedStr, frame: FollowedFunction) -> AbstractValue:
+        return MadeOf("f", tuple(self.value(part, frame) for part in node.values))
+
+    def _named(self, node: ast.NamedExpr, frame: FollowedFunction) -> AbstractValue:
+        value = self.value(node.value, frame)
+        self.assign(node.target, value, frame)
+        return value
+
+    def _yield(self, node: ast.Yield | ast.YieldFrom, frame: FollowedFunction) -> AbstractValue:
+        self.value(node.value, frame)
+        frame.yields = True
+        return UNKNOWN
+
+    def _comprehension(
+        self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp, frame: FollowedFunction
+    ) -> AbstractValue:
+        here = self.here
+        depths = here.depths()
+        inner = FollowedFunction(frame.module, ({}, *frame.scopes), frame.home, frame.owner)
+        parts: list[AbstractValue] = []
+        for generator in node.generators:
+            iterated = self.value(generator.iter, inner)
+            self.iterate(iterated, self.spot(node, frame))
+            parts.append(iterated)
+            here.loops.append((id(node), self.spot(node, frame)))
+            self.assign(generator.target, self.item_of(iterated), inner)
+            for condition in generator.ifs:
+                self.value(condition, inner)
+        if isinstance(node, ast.DictComp):
+            self.value(node.key, inner)
+            parts.append(self.value(node.value, inner))
+        else:
+            parts.append(self.value(node.elt, inner))
+        here.restore(depths)
+        return MadeOf("[]", tuple(parts))
+
+    def item_of(self, iterated: AbstractValue) -> AbstractValue:
+        """What one item of something iterated may be worth."""
+        return choice(iterated.items) if isinstance(iterated, Items) and iterated.items else UNKNOWN
+
+    def iterate(self, iterated: AbstractValue, spot: Spot) -> None:
+        """Note a loop over loaders."""
+        here = self.here
+        for result in results_in(iterated):
+            if not result.part.endswith("[*]"):
+                here.events += 1
+                result.record.iterations.append((spot, tuple(here.loops), tuple(here.guards), here.is_reached))
+
+
+class NamespacePackage(AbstractValue):
+    """A folder of the project without an __init__.py."""
+
+    __slots__ = ("importer", "name")
+
+    def __init__(self, name: str, importer: ProjectModule) -> None:
+        self.name = name
+        self.importer = importer
+
+
+_BUILTINS: Final = frozenset(dir(builtins))
+
+
+def _is_text(value: AbstractValue) -> bool:
+    return (isinstance(value, Constant) and isinstance(value.value, str)) or (
+        isinstance(value, MadeOf) and value.how == "f"
+    )
+
+
+def _speaks_of_ranks(value: AbstractValue) -> bool:
+    return isinstance(value, Choice) and any(isinstance(single, Quantity | RankTest) for single in value.values)

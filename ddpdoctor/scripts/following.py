@@ -1,0 +1,373 @@
+"""Follows a script from its first line, through the functions of its project that it calls, without running anything.
+
+Both branches of each condition are followed, loops once, and each function as often as it is called from elsewhere. What happens on the way
+is recorded with the conditions, loops and callers around it. What can't be followed is a value of which nothing is known.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from ddpdoctor.facts.script import Ranks
+from ddpdoctor.scripts.abstract_value import UNKNOWN, AbstractValue
+from ddpdoctor.scripts.calls import ENDING, CallFollower
+from ddpdoctor.scripts.expressions import dotted
+from ddpdoctor.scripts.project import Project
+from ddpdoctor.scripts.project_module import ProjectModule
+from ddpdoctor.scripts.scopes import FollowedFunction
+from ddpdoctor.scripts.values import (
+    CallResult,
+    Constant,
+    Function,
+    Items,
+    LibraryName,
+    MadeOf,
+    Mapping,
+    ModuleValue,
+    ProjectClass,
+    ProjectObject,
+    alternatives,
+    choice,
+)
+
+MAX_STATEMENTS: Final = 12_000
+"""Followed in one script; there is no end to what a large project can call."""
+
+
+class ScriptFollower(CallFollower):
+    """Follows a script; its arguments are those of an `ExpressionFollower`."""
+
+    def __init__(self, project: Project, main: ProjectModule) -> None:
+        super().__init__(project, main)
+        self._left = MAX_STATEMENTS
+        self._statements: dict[type[ast.AST], Callable[[Any, FollowedFunction], bool]] = {
+            ast.Expr: self._expr,
+            ast.Assign: self._assign,
+            ast.AnnAssign: self._ann_assign,
+            ast.AugAssign: self._aug_assign,
+            ast.If: self._if,
+            ast.For: self._for,
+            ast.AsyncFor: self._for,
+            ast.While: self._while,
+            ast.With: self._with,
+            ast.AsyncWith: self._with,
+            ast.Try: self._try,
+            ast.Return: self._return,
+            ast.Raise: self._leave,
+            ast.Break: self._leave,
+            ast.Continue: self._leave,
+            ast.FunctionDef: self._function,
+            ast.AsyncFunctionDef: self._function,
+            ast.ClassDef: self._class,
+            ast.Import: self._import,
+            ast.ImportFrom: self._import,
+            ast.Global: self._global,
+            ast.Assert: self._assert,
+            ast.Match: self._match,
+        }
+        if hasattr(ast, "TryStar"):
+            self._statements[ast.TryStar] = self._try
+
+    def follow(self, *, whole: bool) -> None:
+        """Follow the script to its end.
+
+        Args:
+            whole: then also the functions that it doesn't come to: somebody else may call them.
+        """
+        module = self.main
+        self.run_block(module.tree.body, FollowedFunction(module, (module.values,)))
+        if whole:
+            self.here.is_reached = False
+            for name in list(module.bindings):
+                for value in alternatives(self.global_value(module, name) or UNKNOWN):
+                    if isinstance(value, Function) and value.module is module:
+                        self._follow_unreached(value)
+                    elif isinstance(value, ProjectClass) and value.module is module:
+                        self._follow_class(value)
+
+    def _follow_unreached(self, function: Function) -> None:
+        if id(function.node) not in self.visits:
+            self.run_function(function, [], None)
+
+    def _follow_class(self, kind: ProjectClass) -> None:
+        made = self.objects.get(id(kind.node)) or ProjectObject(kind)
+        for name in sorted(kind.methods, key=lambda name: name != "__init__"):
+            self._follow_unreached(Function(kind.methods[name], kind.module, kind.scopes, made, kind))
+
+    def run_block(self, statements: list[ast.stmt], frame: FollowedFunction) -> bool:
+        """Follow statements; whether whoever comes there always leaves them before their end."""
+        guards = self.here.guards
+        depth = len(guards)
+        ended = self._run(statements, frame)
+        del guards[depth:]
+        return ended
+
+    def _run(self, statements: Sequence[ast.stmt], frame: FollowedFunction) -> bool:
+        for statement in statements:
+            self._left -= 1
+            if self._left < 0:
+                self.is_cut_short = True
+                return False
+            handler = self._statements.get(type(statement))
+            if handler is not None and handler(statement, frame):
+                return True
+        return False
+
+    # --- simple statements ----------------------------------------------------------------------------------------------------
+
+    def _expr(self, node: ast.Expr, frame: FollowedFunction) -> bool:
+        if isinstance(node.value, ast.Constant):
+            return False
+        value = self.value(node.value, frame)
+        return isinstance(value, MadeOf) and value.how.removesuffix("()") in ENDING
+
+    def _assign(self, node: ast.Assign, frame: FollowedFunction) -> bool:
+        value = self.value(node.value, frame)
+        for target in node.targets:
+            self.assign(target, value, frame)
+        return False
+
+    def _ann_assign(self, node: ast.AnnAssign, frame: FollowedFunction) -> bool:
+        if node.value is not None:
+            self.assign(node.target, self.value(node.value, frame), frame)
+        return False
+
+    def _aug_assign(self, node: ast.AugAssign, frame: FollowedFunction) -> bool:
+        value = self.value(node.value, frame)
+        if isinstance(node.target, ast.Name):
+            old = self.look_up(node.target.id, frame)
+            if isinstance(old, Items) and isinstance(value, Items):
+                old.items += value.items
+            else:
+                self.assign(node.target, MadeOf("+", (old, value)), frame)
+        return False
+
+    def _return(self, node: ast.Return, frame: FollowedFunction) -> bool:
+        frame.returns.append(self.value(node.value, frame))
+        return True
+
+    def _leave(self, node: ast.Raise | ast.Break | ast.Continue, frame: FollowedFunction) -> bool:
+        return True
+
+    def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, frame: FollowedFunction) -> bool:
+        scopes = () if frame.scopes[0] is frame.module.values else frame.scopes
+        self._bind(node.name, Function(node, frame.module, scopes), frame)
+        return False
+
+    def _class(self, node: ast.ClassDef, frame: FollowedFunction) -> bool:
+        scopes = () if frame.scopes[0] is frame.module.values else frame.scopes
+        self._bind(node.name, ProjectClass(node, frame.module, scopes), frame)
+        return False
+
+    def _import(self, node: ast.Import | ast.ImportFrom, frame: FollowedFunction) -> bool:
+        for name, value in self.imported(node, frame):
+            self._bind(name, value, frame)
+        return False
+
+    def _global(self, node: ast.Global, frame: FollowedFunction) -> bool:
+        frame.globals.update(node.names)
+        return False
+
+    def _assert(self, node: ast.Assert, frame: FollowedFunction) -> bool:
+        self.value(node.test, frame)
+        return False
+
+    # --- binding ----------------------------------------------------------------------------------------------------------------
+
+    def _bind(self, name: str, value: AbstractValue, frame: FollowedFunction) -> None:
+        if name in frame.globals:
+            old = frame.module.values.get(name)
+            frame.module.values[name] = choice((old, value)) if old is not None and frame.branches else value
+        else:
+            frame.names[name] = value
+
+    def assign(self, target: ast.expr, value: AbstractValue, frame: FollowedFunction) -> None:
+        """Bind a target to a value."""
+        if isinstance(target, ast.Name):
+            self._bind(target.id, value, frame)
+        elif isinstance(target, ast.Tuple | ast.List):
+            for place, part in enumerate(target.elts):
+                self.assign(part, self._part(value, place, len(target.elts)), frame)
+        elif isinstance(target, ast.Attribute):
+            for holder in alternatives(self.value(target.value, frame)):
+                self._store(holder, target.attr, value, frame)
+        elif isinstance(target, ast.Subscript):
+            key = self.value(target.slice, frame)
+            for holder in alternatives(self.value(target.value, frame)):
+                self._store_item(holder, key, value, target, frame)
+        elif isinstance(target, ast.Starred):
+            self.assign(target.value, UNKNOWN, frame)
+
+    def _part(self, value: AbstractValue, place: int, count: int) -> AbstractValue:
+        parts = []
+        for single in alternatives(value):
+            if isinstance(single, Items) and len(single.items) == count:
+                parts.append(single.items[place])
+            elif isinstance(single, CallResult):
+                parts.append(CallResult(single.record, f"{single.part}[{place}]"))
+            else:
+                parts.append(UNKNOWN)
+        return choice(parts)
+
+    def _store(self, holder: AbstractValue, name: str, value: AbstractValue, frame: FollowedFunction) -> None:
+        attributes: dict[str, AbstractValue]
+        if isinstance(holder, ProjectObject):
+            attributes = holder.attributes
+        elif isinstance(holder, CallResult):
+            attributes, name = holder.record.attributes, f"{holder.part}.{name}"
+        elif isinstance(holder, ModuleValue):
+            attributes = holder.module.values
+        elif isinstance(holder, Mapping):
+            attributes = holder.items
+        else:
+            return
+        old = attributes.get(name)
+        attributes[name] = choice((old, value)) if old is not None and frame.branches else value
+
+    def _store_item(
+        self,
+        holder: AbstractValue,
+        key: AbstractValue,
+        value: AbstractValue,
+        target: ast.Subscript,
+        frame: FollowedFunction,
+    ) -> None:
+        if isinstance(holder, LibraryName) and holder.name == "os.environ":
+            self.write_setting(key, value, target, frame)
+        elif isinstance(holder, Mapping):
+            if isinstance(key, Constant):
+                self._store(holder, str(key.value), value, frame)
+            else:
+                holder.is_whole = False
+
+    # --- branches -----------------------------------------------------------------------------------------------------------------
+
+    def _if(self, node: ast.If, frame: FollowedFunction) -> bool:
+        known = self._known_truth(node.test, frame)
+        if known is not None:
+            return self._run(node.body if known else node.orelse, frame)
+        test = self.test(node.test, frame)
+        spot = self.spot(node.test, frame)
+        before = dict(frame.names)
+        left_body = self._branch(node.body, test.holds, spot, frame)
+        after_body = dict(frame.names)
+        _replace(frame.names, before)
+        left_else = self._branch(node.orelse, test.fails, spot, frame)
+        if left_body and left_else:
+            return True
+        if left_else:
+            _replace(frame.names, after_body)
+        elif not left_body:
+            _merge(frame.names, after_body)
+        if left_body or left_else:
+            rest = test.fails if left_body else test.holds
+            self.here.guards += [(ranks, spot, True) for ranks in rest]
+        return False
+
+    def _known_truth(self, test: ast.expr, frame: FollowedFunction) -> bool | None:
+        """Whether a condition holds in every run: the script is run as such, and not for its types."""
+        if isinstance(test, ast.Constant):
+            return bool(test.value)
+        if isinstance(test, ast.Compare) and "__name__" in (dotted(test.left), dotted(test.comparators[0])):
+            value = self.value(test, frame)
+            return bool(value.value) if isinstance(value, Constant) else None
+        return False if dotted(test).rpartition(".")[2] == "TYPE_CHECKING" else None
+
+    def _branch(
+        self, statements: list[ast.stmt], passed: tuple[Ranks, ...], spot: Any, frame: FollowedFunction
+    ) -> bool:
+        guards = self.here.guards
+        depth = len(guards)
+        guards += [(ranks, spot, False) for ranks in passed]
+        frame.branches += 1
+        ended = self._run(statements, frame)
+        frame.branches -= 1
+        del guards[depth:]
+        return ended
+
+    def _try(self, node: ast.Try, frame: FollowedFunction) -> bool:
+        left = self._run(node.body, frame)
+        after_body = dict(frame.names)
+        handlers_left = True
+        for handler in node.handlers:
+            if handler.name:
+                frame.names[handler.name] = UNKNOWN
+            handlers_left = self._branch(handler.body, (), None, frame) and handlers_left
+            _merge(frame.names, after_body)
+            after_body = dict(frame.names)
+        if not left:
+            left_else = self._run(node.orelse, frame)
+            left = left_else
+        ended = left and handlers_left
+        return self._run(node.finalbody, frame) or ended
+
+    def _match(self, node: ast.Match, frame: FollowedFunction) -> bool:
+        self.value(node.subject, frame)
+        before = dict(frame.names)
+        for case in node.cases:
+            self._branch(case.body, (), None, frame)
+            _merge(frame.names, before)
+        return False
+
+    # --- loops and context managers -------------------------------------------------------------------------------------------------
+
+    def _for(self, node: ast.For | ast.AsyncFor, frame: FollowedFunction) -> bool:
+        iterated = self.value(node.iter, frame)
+        spot = self.spot(node, frame)
+        self.iterate(iterated, spot)
+        self.assign(node.target, self.item_of(iterated), frame)
+        self._loop(node.body, spot, id(node), (), frame)
+        self._run(node.orelse, frame)
+        return False
+
+    def _while(self, node: ast.While, frame: FollowedFunction) -> bool:
+        test = self.test(node.test, frame)
+        self._loop(node.body, self.spot(node, frame), id(node), test.holds, frame)
+        self._run(node.orelse, frame)
+        is_endless = isinstance(node.test, ast.Constant) and bool(node.test.value)
+        return is_endless and not any(isinstance(inner, ast.Break) for inner in ast.walk(node))
+
+    def _loop(
+        self, body: list[ast.stmt], spot: Any, number: int, passed: tuple[Ranks, ...], frame: FollowedFunction
+    ) -> None:
+        before = dict(frame.names)
+        self.here.loops.append((number, spot))
+        self._branch(body, passed, spot, frame)
+        self.here.loops.pop()
+        _merge(frame.names, before)
+
+    def _with(self, node: ast.With | ast.AsyncWith, frame: FollowedFunction) -> bool:
+        within = self.here.within
+        depth = len(within)
+        for item in node.items:
+            value = self.value(item.context_expr, frame)
+            within.append(self._context_name(value, item.context_expr))
+            if item.optional_vars is not None:
+                self.assign(item.optional_vars, value, frame)
+        ended = self._run(node.body, frame)
+        del within[depth:]
+        return ended
+
+    def _context_name(self, value: AbstractValue, node: ast.expr) -> str:
+        if isinstance(value, MadeOf) and value.how.endswith("()"):
+            return value.how.removesuffix("()")
+        if isinstance(value, CallResult):
+            return value.record.name
+        return dotted(node).removesuffix("()")
+
+
+def _replace(names: dict[str, AbstractValue], others: dict[str, AbstractValue]) -> None:
+    names.clear()
+    names.update(others)
+
+
+def _merge(names: dict[str, AbstractValue], others: dict[str, AbstractValue]) -> None:
+    """Join what names are bound to behind another branch."""
+    for name, value in others.items():
+        own = names.get(name)
+        if own is None:
+            names[name] = value
+        elif own is not value:
+            names[name] = choice((own, value))

@@ -1,0 +1,249 @@
+"""From a path to the facts of a script."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from ddpdoctor.base.findings import SourcePlace
+from ddpdoctor.base.lazy_patterns import compile_lazily
+from ddpdoctor.base.text import clip
+from ddpdoctor.facts.script import (
+    Argument,
+    Assignment,
+    Condition,
+    Escape,
+    IgnoreComment,
+    Iteration,
+    LibraryCall,
+    Loop,
+    Origin,
+    OriginKind,
+    Script,
+    SourceFile,
+    UseOfFramework,
+    Value,
+)
+from ddpdoctor.scripts.abstract_value import UNKNOWN, AbstractValue
+from ddpdoctor.scripts.following import ScriptFollower
+from ddpdoctor.scripts.project import ModuleCache, Project
+from ddpdoctor.scripts.project_module import ProjectModule
+from ddpdoctor.scripts.source_text import SourceText, UnreadableSource, decode_source, parse_source
+from ddpdoctor.scripts.values import (
+    CallRecord,
+    CallResult,
+    Constant,
+    Function,
+    Guard,
+    Items,
+    LibraryName,
+    LoopSpot,
+    MadeOf,
+    Mapping,
+    MethodOf,
+    ProjectClass,
+    ProjectObject,
+    Quantity,
+    RankTest,
+    Spot,
+    alternatives,
+)
+from ddpdoctor.scripts.vocabulary import frameworks
+
+_MAX_DEPTH: Final = 4
+"""How deep what a value is made of is told."""
+_MAX_TEXT: Final = 80
+_IGNORE: Final = compile_lazily(r"#\s*ddpdoctor:\s*ignore(?:\[([^\]]*)\])?")
+_TELLS_OF_RANKS: Final = compile_lazily(
+    r"distributed|DataParallel|accelerat|deepspeed|lightning|local.?rank|Fabric|Trainer|ray\.train|mmengine|LOCAL_RANK|torchrun"
+)
+"""Words without one of which no file has to do with several ranks."""
+
+
+def read_script(path: str, cache: ModuleCache) -> Script:
+    """Follow a file. One that can't be read is a fact, too: its problem.
+
+    Args:
+        path: of the file, as the user named it.
+        cache: of modules that were parsed for other scripts.
+    """
+    try:
+        module = cache.load(os.path.realpath(path), path).fresh()
+    except UnreadableSource as error:
+        return Script(path=path, files=(SourceFile(path, str(error)),))
+    module = module if module.source.name == path else _renamed(module, path)
+    project = Project(path, cache)
+    project.adopt(module)
+    return _facts(path, module, project)
+
+
+def read_text(content: bytes, name: str) -> Script:
+    """Follow a source that lies in no file, without anything that it imports.
+
+    Args:
+        content: the source.
+        name: by which it is shown.
+    """
+    try:
+        source = decode_source(content, name)
+        module = ProjectModule(source, parse_source(source), "")
+    except UnreadableSource as error:
+        return Script(path=name, files=(SourceFile(name, str(error)),))
+    return _facts(name, module, Project("", ModuleCache()))
+
+
+def _renamed(module: ProjectModule, path: str) -> ProjectModule:
+    source = SourceText(path, module.source.lines, module.source.cells)
+    return ProjectModule(source, module.tree, module.path)
+
+
+def _facts(path: str, module: ProjectModule, project: Project) -> Script:
+    follower = ScriptFollower(project, module)
+    whole = _TELLS_OF_RANKS.search("\n".join(module.source.lines)) is not None
+    try:
+        follower.follow(whole=whole)
+    except RecursionError:
+        return Script(path=path, files=(SourceFile(path, "not followed: it is nested too deeply"),))
+    return _Frozen(follower).script(path, project)
+
+
+class _Frozen:
+    """Makes facts of what was recorded: of calls that have a role."""
+
+    def __init__(self, follower: ScriptFollower) -> None:
+        self._follower = follower
+        self._places: dict[tuple[int, int, int], SourcePlace] = {}
+        self._loops: dict[int, int] = {}
+
+    def script(self, path: str, project: Project) -> Script:
+        follower = self._follower
+        known = frameworks()
+        read = [SourceFile(follower.main.source.name)]
+        read += [SourceFile(module.source.name) for module in project.modules if module is not follower.main]
+        return Script(
+            path=path,
+            files=(*read, *(SourceFile(name, problem) for name, problem in project.problems)),
+            calls=tuple(map(self._call, follower.here.records)),
+            settings=tuple(
+                Assignment(
+                    name=name,
+                    value=self._value(value, node, spot[0]),
+                    place=self._place(spot),
+                    conditions=self._conditions(guards),
+                    is_default=is_default,
+                )
+                for name, value, node, spot, guards, is_default in follower.written_settings
+            ),
+            frameworks=tuple(
+                UseOfFramework(name, known[name].does, self._place(spot)) for name, spot in follower.frameworks.values()
+            ),
+            read_settings=tuple(follower.read_settings),
+            ignored=tuple(line for module in (follower.main, *project.modules) for line in _ignored(module.source)),
+            is_cut_short=follower.is_cut_short,
+        )
+
+    def _call(self, record: CallRecord) -> LibraryCall:
+        receiver = record.receiver
+        return LibraryCall(
+            number=record.number,
+            name=record.name,
+            place=self._place(record.spot),
+            roles=record.roles,
+            arguments=tuple(
+                Argument(name, self._value(value, node, record.spot[0])) for name, value, node in record.arguments
+            ),
+            receiver=None if receiver is None else self._value(*receiver, record.spot[0]),
+            conditions=self._conditions(record.guards),
+            loops=self._loops_of(record.loops),
+            within=record.within,
+            callers=tuple(map(self._place, record.callers)),
+            is_reached=record.is_reached,
+            escapes=tuple(Escape(name, self._place(spot)) for name, spot in record.escapes),
+            iterations=tuple(
+                Iteration(self._place(spot), self._loops_of(loops), self._conditions(guards), is_reached)
+                for spot, loops, guards, is_reached in record.iterations
+            ),
+        )
+
+    def _place(self, spot: Spot) -> SourcePlace:
+        module, line, column = spot
+        key = (id(module), line, column)
+        place = self._places.get(key)
+        if place is None:
+            source = module.source
+            text = source.lines[line - 1] if line <= len(source.lines) else ""
+            characters = len(text.encode()[:column].decode(errors="replace")) + 1
+            place = self._places[key] = SourcePlace(*_shown(source, line), characters, source.line(line))
+        return place
+
+    def _conditions(self, guards: Iterable[Guard]) -> tuple[Condition, ...]:
+        return tuple(Condition(ranks, self._place(spot), by_leaving) for ranks, spot, by_leaving in guards)
+
+    def _loops_of(self, loops: Iterable[LoopSpot]) -> tuple[Loop, ...]:
+        return tuple(
+            Loop(self._loops.setdefault(number, len(self._loops)), self._place(spot)) for number, spot in loops
+        )
+
+    def _value(self, value: AbstractValue, node: ast.expr, module: ProjectModule) -> Value:
+        return Value(self._origins(value, _MAX_DEPTH), _text(node, module.source))
+
+    def _origins(self, value: AbstractValue, depth: int) -> tuple[Origin, ...]:
+        return tuple(self._origin(single, depth) for single in alternatives(value))
+
+    def _origin(self, value: AbstractValue, depth: int) -> Origin:
+        if isinstance(value, Constant):
+            return Origin(OriginKind.CONSTANT, clip(repr(value.value), _MAX_TEXT))
+        if isinstance(value, Quantity):
+            return Origin(value.kind, value.source)
+        if isinstance(value, CallResult):
+            return Origin(OriginKind.CALL, call=value.record.number, part=value.part)
+        if isinstance(value, LibraryName):
+            return Origin(OriginKind.LIBRARY, value.name)
+        if isinstance(value, Function | ProjectClass | ProjectObject):
+            node = value.kind.node if isinstance(value, ProjectObject) else value.node
+            return Origin(OriginKind.PROJECT, getattr(node, "name", "lambda"))
+        if not depth or value is UNKNOWN:
+            return Origin(OriginKind.UNKNOWN)
+        if isinstance(value, MadeOf):
+            return self._made(value.how, value.parts, depth)
+        if isinstance(value, MethodOf):
+            return self._made(f".{value.name}", (value.receiver,), depth)
+        if isinstance(value, Items):
+            return self._made("[]", value.items, depth)
+        if isinstance(value, Mapping):
+            return self._made("{}" if value.is_whole else "{...}", value.items.values(), depth)
+        if isinstance(value, RankTest):
+            return Origin(OriginKind.MADE_OF, "test")
+        return Origin(OriginKind.UNKNOWN)
+
+    def _made(self, how: str, parts: Iterable[AbstractValue], depth: int) -> Origin:
+        return Origin(OriginKind.MADE_OF, how, parts=tuple(Value(self._origins(part, depth - 1)) for part in parts))
+
+
+def _shown(source: SourceText, line: int) -> tuple[str, int]:
+    """The file's name and the line; of a notebook the cell, too, and the line in it."""
+    if not source.cells:
+        return source.name, line
+    cell, inner = source.cells[line - 1]
+    return f"{source.name}:cell {cell}", inner
+
+
+def _text(node: ast.expr, source: SourceText) -> str:
+    """The expression as it is written; of one of several lines the first."""
+    line = source.lines[node.lineno - 1].encode() if node.lineno <= len(source.lines) else b""
+    end = node.end_col_offset if node.end_lineno == node.lineno else None
+    return clip(line[node.col_offset : end].decode(errors="replace"), _MAX_TEXT)
+
+
+def _ignored(source: SourceText) -> Iterator[IgnoreComment]:
+    """The comments that speak of their line, or of the next where they stand alone."""
+    for number, line in enumerate(source.lines, 1):
+        found = _IGNORE.search(line) if "ddpdoctor:" in line else None
+        if found:
+            slugs = tuple(filter(None, re.split(r"[,\s]+", found[1] or "")))
+            spoken_of = number + 1 if line.lstrip().startswith("#") else number
+            if spoken_of <= len(source.lines):
+                yield IgnoreComment(*_shown(source, spoken_of), slugs)

@@ -1,0 +1,80 @@
+"""The report of `lint`: findings worst first, then the files that could not be read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddpdoctor.base.text import listed, one_line, plural
+from ddpdoctor.engine.examination import Verdict
+from ddpdoctor.report.check_results import (
+    finding_lines,
+    finding_sections,
+    more_on,
+    passed_section,
+    problems_and_warnings,
+)
+from ddpdoctor.report.document import Document, Paragraph, Section, StyledText
+from ddpdoctor.scripts.judging import JudgedScript, PlacedFinding
+
+_MAX_CRASHED = 3
+_NOT_READ = StyledText("not read", "bold magenta")
+_MARGIN = 10
+
+
+def lint_document(
+    judged: Sequence[JudgedScript],
+    findings: Sequence[PlacedFinding],
+    problems: Sequence[str],
+    verdict: Verdict,
+    *,
+    verbose: bool = False,
+    quiet: bool = False,
+) -> Document:
+    """The report for people.
+
+    Args:
+        judged: the files.
+        findings: of all of them.
+        problems: why some of them, or something else, could not be read.
+        verdict: on the whole.
+        verbose: name what passed.
+        quiet: a line a finding, and the verdict.
+    """
+    outcome = " and ".join(problems_and_warnings([severity for _, severity, _ in findings]))
+    unread = tuple(Paragraph(one_line(problem), _NOT_READ, _MARGIN) for problem in problems)
+    return Document(
+        verdict=verdict,
+        sections=() if quiet else (*finding_sections(findings), Section(unread), *_passed(judged, verbose=verbose)),
+        lines=finding_lines(findings) if quiet else (),
+        outcome=outcome
+        or ("No mistake was found" if any(script.passed for script in judged) else _nothing_to_judge(judged)),
+        counts=_counts(judged, problems),
+        hints=more_on(findings),
+    )
+
+
+def _nothing_to_judge(judged: Sequence[JudgedScript]) -> str:
+    return "Nothing to judge: no script was read in which several ranks train" if judged else "Nothing was read"
+
+
+def _counts(judged: Sequence[JudgedScript], problems: Sequence[str]) -> str:
+    distributed = sum(script.is_distributed for script in judged)
+    parts = [f"{plural(len(judged), 'file')} read, {distributed} of them distributed"]
+    if ignored := sum(script.ignored for script in judged):
+        parts.append(f"{plural(ignored, 'finding')} ignored by comments")
+    if problems:
+        parts.append(f"{len(problems)} not read")
+    return f"{listed(parts)}."
+
+
+def _passed(judged: Sequence[JudgedScript], *, verbose: bool) -> tuple[Section, ...]:
+    crashed = {slug: reason for script in judged for slug, reason in script.crashed.items()}
+    failed = tuple(Paragraph(f"{slug}: {reason}", indent=2) for slug, reason in list(crashed.items())[:_MAX_CRASHED])
+    title = StyledText("Could not be tested", "bold magenta")
+    return (Section(failed, title) if failed else Section(), passed_section(passed_slugs(judged) if verbose else ()))
+
+
+def passed_slugs(judged: Sequence[JudgedScript]) -> tuple[str, ...]:
+    """The checks that looked at some file, and found nothing in any."""
+    found = {check.slug for script in judged for check, _, _ in script.findings}
+    return tuple(dict.fromkeys(slug for script in judged for slug in script.passed if slug not in found))

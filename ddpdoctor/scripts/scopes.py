@@ -1,0 +1,65 @@
+"""Where a followed script stands: the function that is followed just now, and all that stands around it."""
+
+from __future__ import annotations
+
+from ddpdoctor.scripts.abstract_value import AbstractValue
+from ddpdoctor.scripts.project_module import ProjectModule
+from ddpdoctor.scripts.values import CallRecord, Guard, LoopSpot, ProjectClass, Spot
+
+
+class FollowedFunction:
+    """A function that is followed.
+
+    Args:
+        module: in which it stands.
+        scopes: its names, then those of the functions around it, the innermost first.
+        home: the class whose method it is.
+        owner: the object or class that the method belongs to.
+    """
+
+    __slots__ = ("branches", "globals", "home", "module", "owner", "returns", "scopes", "yields")
+
+    def __init__(
+        self,
+        module: ProjectModule,
+        scopes: tuple[dict[str, AbstractValue], ...],
+        home: ProjectClass | None = None,
+        owner: AbstractValue | None = None,
+    ) -> None:
+        self.module = module
+        self.scopes = scopes
+        self.home = home
+        self.owner = owner
+        self.returns: list[AbstractValue] = []
+        self.yields = False
+        self.branches = 0
+        """Conditions within the function under which it is followed: what is stored there may not be."""
+        self.globals: set[str] = set()
+
+    @property
+    def names(self) -> dict[str, AbstractValue]:
+        """Its own names."""
+        return self.scopes[0]
+
+
+class Surroundings:
+    """All around the statement that is followed: conditions, loops, context managers and callers, the outermost first; and what was recorded."""
+
+    def __init__(self) -> None:
+        self.guards: list[Guard] = []
+        self.loops: list[LoopSpot] = []
+        self.within: list[str] = []
+        self.callers: list[Spot] = []
+        self.is_reached = True
+        self.records: list[CallRecord] = []
+        self.events = 0
+        """Escapes and loops over results that were noted."""
+
+    def depths(self) -> tuple[int, int, int, int]:
+        """How much there is of each, for `restore`."""
+        return len(self.guards), len(self.loops), len(self.within), len(self.callers)
+
+    def restore(self, depths: tuple[int, int, int, int]) -> None:
+        """Leave what was entered since."""
+        for stack, depth in zip((self.guards, self.loops, self.within, self.callers), depths, strict=True):
+            del stack[depth:]  # type: ignore[attr-defined]

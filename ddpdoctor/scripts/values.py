@@ -1,0 +1,314 @@
+"""Values as the reader of a script knows them: what an expression may be, without running it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+
+from ddpdoctor.facts.script import OriginKind, Ranks, Role
+from ddpdoctor.scripts.abstract_value import UNKNOWN, AbstractValue
+from ddpdoctor.scripts.project_module import ProjectModule
+
+MAX_CHOICES = 8
+"""Values that one may be; of more nothing is known."""
+
+
+class Constant(AbstractValue):
+    """A literal."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+
+NONE = Constant(None)
+
+
+class LibraryName(AbstractValue):
+    """Something of a library, or of Python itself, by its full name: "torch.nn", "builtins.len"."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class Quantity(AbstractValue):
+    """A rank, a world size, an option or a setting. source: "option", a setting's or function's name, "" where only its name tells it."""
+
+    __slots__ = ("kind", "source")
+
+    def __init__(self, kind: OriginKind, source: str = "") -> None:
+        self.kind = kind
+        self.source = source
+
+
+class RankTest(AbstractValue):
+    """A question of the rank. holds, fails: ranks that are let through where it holds, and where it doesn't; empty: all."""
+
+    __slots__ = ("fails", "holds")
+
+    def __init__(self, holds: tuple[Ranks, ...], fails: tuple[Ranks, ...]) -> None:
+        self.holds = holds
+        self.fails = fails
+
+
+class CallResult(AbstractValue):
+    """The result of a recorded call, or a part of it."""
+
+    __slots__ = ("part", "record")
+
+    def __init__(self, record: CallRecord, part: str = "") -> None:
+        self.record = record
+        self.part = part
+
+
+class MadeOf(AbstractValue):
+    """What is made of other values. how: an operator, "f" for a text, "name()" for a call that isn't recorded."""
+
+    __slots__ = ("how", "parts")
+
+    def __init__(self, how: str, parts: tuple[AbstractValue, ...]) -> None:
+        self.how = how
+        self.parts = parts
+
+
+class Items(AbstractValue):
+    """A list, tuple or set whose items are known."""
+
+    __slots__ = ("items",)
+
+    def __init__(self, items: list[AbstractValue]) -> None:
+        self.items = items
+
+
+class Mapping(AbstractValue):
+    """A dict. is_whole: all its keys are known."""
+
+    __slots__ = ("is_whole", "items")
+
+    def __init__(self, items: dict[str, AbstractValue], is_whole: bool = True) -> None:
+        self.items = items
+        self.is_whole = is_whole
+
+
+class Function(AbstractValue):
+    """A function of the project.
+
+    Args:
+        node: its definition.
+        module: in which it stands.
+        scopes: of the functions around it, the innermost first.
+        owner: the object whose method it is, or the class.
+        home: the class in which it stands.
+    """
+
+    __slots__ = ("home", "module", "node", "owner", "scopes")
+
+    def __init__(
+        self,
+        node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda,
+        module: ProjectModule,
+        scopes: tuple[dict[str, AbstractValue], ...] = (),
+        owner: AbstractValue | None = None,
+        home: ProjectClass | None = None,
+    ) -> None:
+        self.home = home
+        self.node = node
+        self.module = module
+        self.scopes = scopes
+        self.owner = owner
+
+
+class ProjectClass(AbstractValue):
+    """A class of the project."""
+
+    __slots__ = ("methods", "module", "node", "scopes")
+
+    def __init__(
+        self, node: ast.ClassDef, module: ProjectModule, scopes: tuple[dict[str, AbstractValue], ...] = ()
+    ) -> None:
+        self.node = node
+        self.module = module
+        self.scopes = scopes
+        self.methods = {
+            statement.name: statement
+            for statement in node.body
+            if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef)
+        }
+
+
+class ProjectObject(AbstractValue):
+    """An object of a class of the project."""
+
+    __slots__ = ("attributes", "kind")
+
+    def __init__(self, kind: ProjectClass) -> None:
+        self.kind = kind
+        self.attributes: dict[str, AbstractValue] = {}
+
+
+class ModuleValue(AbstractValue):
+    """A module of the project."""
+
+    __slots__ = ("module",)
+
+    def __init__(self, module: ProjectModule) -> None:
+        self.module = module
+
+
+class LazyImport(AbstractValue):
+    """An import from the project whose file isn't read before its name is used.
+
+    Args:
+        statement: the import.
+        name: of those in it.
+        importer: the module in which it stands.
+    """
+
+    __slots__ = ("importer", "name", "statement")
+
+    def __init__(self, statement: ast.Import | ast.ImportFrom, name: str, importer: ProjectModule) -> None:
+        self.statement = statement
+        self.name = name
+        self.importer = importer
+
+
+class MethodOf(AbstractValue):
+    """An attribute of something that isn't the project's: a method, once it is called."""
+
+    __slots__ = ("name", "receiver")
+
+    def __init__(self, receiver: AbstractValue, name: str) -> None:
+        self.receiver = receiver
+        self.name = name
+
+
+class Partial(AbstractValue):
+    """A functools.partial of a function."""
+
+    __slots__ = ("arguments", "function", "keywords")
+
+    def __init__(
+        self, function: AbstractValue, arguments: list[AbstractValue], keywords: dict[str, AbstractValue]
+    ) -> None:
+        self.function = function
+        self.arguments = arguments
+        self.keywords = keywords
+
+
+class Choice(AbstractValue):
+    """One of several values, by which branch was taken."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: tuple[AbstractValue, ...]) -> None:
+        self.values = values
+
+
+Spot = tuple[ProjectModule, int, int]
+"""Module, line and column from 0."""
+
+Guard = tuple[Ranks, Spot, bool]
+"""Ranks that are let through, where that is asked, and whether the others have left before."""
+
+LoopSpot = tuple[int, Spot]
+"""A loop's number and place."""
+
+
+class CallRecord:
+    """A call while the script is followed: what is found out about its result is added."""
+
+    __slots__ = (
+        "arguments", "attributes", "callers", "escapes", "guards", "is_reached", "iterations", "loops", "name", "number",
+        "receiver", "roles", "spot", "within",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        number: int,
+        name: str,
+        roles: tuple[Role, ...],
+        arguments: list[tuple[str, AbstractValue, ast.expr]],
+        receiver: tuple[AbstractValue, ast.expr] | None,
+        spot: Spot,
+        guards: tuple[Guard, ...],
+        loops: tuple[LoopSpot, ...],
+        within: tuple[str, ...],
+        callers: tuple[Spot, ...],
+        is_reached: bool,
+    ) -> None:
+        self.number = number
+        self.name = name
+        self.roles = roles
+        self.arguments = arguments
+        self.receiver = receiver
+        self.spot = spot
+        self.guards = guards
+        self.loops = loops
+        self.within = within
+        self.callers = callers
+        self.is_reached = is_reached
+        self.attributes: dict[str, AbstractValue] = {}
+        self.escapes: list[tuple[str, Spot]] = []
+        self.iterations: list[tuple[Spot, tuple[LoopSpot, ...], tuple[Guard, ...], bool]] = []
+
+
+def choice(values: Iterable[AbstractValue]) -> AbstractValue:
+    """One of these; of too many nothing is known."""
+    flat: dict[object, AbstractValue] = {}
+    for value in values:
+        for single in value.values if isinstance(value, Choice) else (value,):
+            flat.setdefault(_identity(single), single)
+    if len(flat) == 1:
+        return next(iter(flat.values()))
+    return Choice(tuple(flat.values())) if 0 < len(flat) <= MAX_CHOICES else UNKNOWN
+
+
+def _identity(value: AbstractValue) -> object:
+    if isinstance(value, Constant):
+        return "constant", type(value.value), repr(value.value)
+    if isinstance(value, LibraryName):
+        return "library", value.name
+    if isinstance(value, Quantity):
+        return value.kind, value.source
+    if isinstance(value, CallResult):
+        return "result", value.record.number, value.part
+    if isinstance(value, RankTest):
+        return "test", value.holds, value.fails
+    if isinstance(value, Function):
+        return "function", id(value.node), id(value.owner)
+    return id(value)
+
+
+def alternatives(value: AbstractValue) -> tuple[AbstractValue, ...]:
+    """All that it may be."""
+    return value.values if isinstance(value, Choice) else (value,)
+
+
+def results_in(value: AbstractValue, depth: int = 4) -> Iterator[CallResult]:
+    """Yield the results of recorded calls that whoever is given the value gets hold of."""
+    if isinstance(value, CallResult):
+        yield value
+    if not depth:
+        return
+    inner: Iterable[AbstractValue] = ()
+    if isinstance(value, Choice):
+        inner = value.values
+    elif isinstance(value, Items):
+        inner = value.items
+    elif isinstance(value, Mapping):
+        inner = value.items.values()
+    elif isinstance(value, ProjectObject):
+        inner = value.attributes.values()
+    elif isinstance(value, MadeOf):
+        inner = value.parts
+    elif isinstance(value, Partial):
+        inner = (*value.arguments, *value.keywords.values())
+    elif isinstance(value, MethodOf):
+        inner = (value.receiver,)
+    elif isinstance(value, Function) and value.owner is not None:
+        inner = (value.owner,)
+    for part in inner:
+        yield from results_in(part, depth - 1)
