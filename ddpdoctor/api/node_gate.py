@@ -17,7 +17,7 @@ from ddpdoctor.gating.outcome import Concern, GateOutcome, concern_of, no_verdic
 if TYPE_CHECKING:
     from ddpdoctor.engine.examination import Examination, Verdict
     from ddpdoctor.gating.job_leftovers import FinishedJob
-    from ddpdoctor.gating.switched_off import SwitchedOff
+    from ddpdoctor.gating.name_files import NameFile
     from ddpdoctor.processes.leftovers.ending import Endings
     from ddpdoctor.processes.leftovers.leftover import Leftover
     from ddpdoctor.report.contract import Report
@@ -204,11 +204,12 @@ def gate_until(
     """
     dialect, counted = _dialect(caller), _owners(owners)
     _refuse_misuse(caller, dialect, counted, drain=drain, kill=kill)
-    from ddpdoctor.gating.switched_off import KillSwitchError, read_switched_off
+    from ddpdoctor.gating.name_files import NameFileError
+    from ddpdoctor.gating.switched_off import read_switched_off
 
     try:
         off = read_switched_off(killswitch)
-    except KillSwitchError as error:
+    except NameFileError as error:
         return GateResult(caller, no_verdict(str(error)))
     left_out, remarks = _left_out(ignore, off)
     leftovers: JobLeftovers | None = None
@@ -275,7 +276,7 @@ def _refuse_misuse(caller: str, dialect: Dialect, owners: Sequence[Owner], *, dr
         raise UsageError("--kill is for slurm-epilog alone: elsewhere no job has just ended")
 
 
-def _left_out(ignore: Sequence[str], off: SwitchedOff) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _left_out(ignore: Sequence[str], off: NameFile) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Checks and families that are left out, and what is wrong with the kill switch: a name in it may be of another release."""
     from ddpdoctor.checks.catalogue import all_checks
     from ddpdoctor.engine.registry import as_written
@@ -325,16 +326,18 @@ def _look_after(
 ) -> tuple[JobLeftovers, tuple[Concern, ...], tuple[str, ...]]:
     """What the job has left, what of it counts for the node, and what to say of it."""
     from ddpdoctor.checks.catalogue import catalogue
+    from ddpdoctor.gating.gpu_agents import read_agents
     from ddpdoctor.gating.job_leftovers import end_left, left_by, leftover_concerns, look_for
     from ddpdoctor.processes.leftovers.all_kinds import blind_spots
     from ddpdoctor.processes.leftovers.ending import Endings
 
     now = time.monotonic()
     first = look_for(job, now + LEFTOVERS_SHARE * max(0.0, until - now))
-    left = left_by(job, first)
+    agents = read_agents()
+    left = left_by(job, first, agents.names)
     is_late = until - time.monotonic() < KILL_SECONDS
     endings = end_left(left, job, first, until) if kill and not is_late else Endings()
-    said = [f"{ending.fate.value}: {ending.leftover.what}" for ending in endings.done]
+    said = [*agents.remarks, *(f"{ending.fate.value}: {ending.leftover.what}" for ending in endings.done)]
     said += [f"free again: {what}" for what in endings.freed]
     if kill and is_late and any(leftover.proven for leftover in left):
         said.append(f"no leftover was ended: less than the {KILL_SECONDS:g} s that it may take were left")

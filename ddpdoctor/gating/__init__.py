@@ -6,7 +6,9 @@ is said to Slurm, which checks a fleet has switched off, and the limit that ends
 
 __all__ = [
     "dialects",
+    "gpu_agents",
     "job_leftovers",
+    "name_files",
     "nvrx_service",
     "nvsentinel_event",
     "outcome",

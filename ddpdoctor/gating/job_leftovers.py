@@ -5,7 +5,7 @@ Root's look takes the job's user for its own: the same doubts, the same two look
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -15,6 +15,7 @@ from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.processes import Process
 from ddpdoctor.fixes import leftovers
+from ddpdoctor.gating.gpu_agents import is_agent
 from ddpdoctor.gating.outcome import Concern
 from ddpdoctor.processes.jobs import setting
 from ddpdoctor.processes.leftovers.ending import Endings, LeftoverLook, end
@@ -53,18 +54,24 @@ def as_seen_by(job: FinishedJob, look: LeftoverLook) -> LeftoverLook:
     return msgspec.structs.replace(look, processes=msgspec.structs.replace(look.processes, uid=job.uid))
 
 
-def left_by(job: FinishedJob, look: LeftoverLook) -> tuple[Leftover, ...]:
-    """What of all that is left over is this job's."""
-    return tuple(leftover for leftover in look.leftovers if _is_of(leftover, job, look))
+def left_by(job: FinishedJob, look: LeftoverLook, agents: Collection[str] = ()) -> tuple[Leftover, ...]:
+    """What of all that is left over is this job's.
+
+    Args:
+        job: that has ended.
+        look: at this host.
+        agents: names of programs that look after the GPUs, beside the usual ones: they are nobody's leftovers.
+    """
+    return tuple(leftover for leftover in look.leftovers if _is_of(leftover, job, look, agents))
 
 
-def _is_of(leftover: Leftover, job: FinishedJob, look: LeftoverLook) -> bool:
+def _is_of(leftover: Leftover, job: FinishedJob, look: LeftoverLook, agents: Collection[str]) -> bool:
     if leftover.kind is LeftoverKind.MEMORY:
         return bool(job.gpus & set(leftover.gpus))
     if leftover.path:
         return leftover.certainty is not Certainty.NOT_OURS
     process = next((process for process in look.listed if process.identity == leftover.identity), None)
-    return process is not None and is_of_job(process, job)
+    return process is not None and is_of_job(process, job) and not is_agent(process, agents)
 
 
 def is_of_job(process: Process, job: FinishedJob) -> bool:

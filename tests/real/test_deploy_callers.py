@@ -46,9 +46,9 @@ def test_node_problem_detector(doctor: Path) -> None:
 
 
 def test_nhc(doctor: Path) -> None:
-    (line,) = [line for line in deployed("nhc/nhc.conf", doctor).splitlines() if not line.startswith("#")]
-    mask, _, check = line.partition(" || ")
-    assert mask == "*"
+    lines = [line for line in deployed("nhc/nhc.conf", doctor).splitlines() if not line.startswith("#")]
+    (export, check) = [line.removeprefix("* || ") for line in lines]
+    assert export == "export PET_NNODES=2"
     name, *words = shlex.split(check)
     assert name == "check_cmd_output"
     options = dict(zip(words[:6:2], words[1:6:2], strict=True))

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from ddpdoctor.base.findings import FAIL, WARN, Owner
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.environment import Setting
+from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Process, Processes, ProcessIdentity
+from ddpdoctor.gating.gpu_agents import is_agent, read_agents
 from ddpdoctor.gating.job_leftovers import (
     FinishedJob,
     as_seen_by,
@@ -15,6 +21,7 @@ from ddpdoctor.gating.job_leftovers import (
     left_by,
     leftover_concerns,
 )
+from ddpdoctor.gating.name_files import NameFile
 from ddpdoctor.gating.outcome import weigh_concerns
 from ddpdoctor.processes.leftovers.ending import Endings, LeftoverLook
 from ddpdoctor.processes.leftovers.leftover import Leftover
@@ -39,6 +46,62 @@ def test_a_process_is_the_jobs_by_its_cgroup_or_by_user_and_number() -> None:
     # Whoever writes another's number into their settings hands nothing over.
     assert not is_of_job(process(uid=1001), JOB)
     assert not is_of_job(Process(pid=7, start=1, parent=1, uid=1000, settings=Unknown("closed")), JOB)
+
+
+AGENTS = [
+    ("nv-hostengine", "job_47"),
+    ("dcgm-exporter", "job_47"),
+    ("nvidia-cuda-mps", "job_47"),
+    ("own-agent", "job_47"),
+]
+
+
+def held_by(name: str, uid: int, unit: str) -> LeftoverLook:
+    """A program without a parent that holds a GPU in the job's cgroup, as the first process of a host adopts it."""
+    holder = Process(
+        pid=7, start=1, parent=1, uid=uid, unit=unit, name=name, executable=f"/opt/bin/{name}", age=99.0, devices=(0,)
+    )
+    nothing = Unknown("not asked for")
+    init = Process(pid=1, start=0, parent=0, name="systemd")
+    processes = Processes(listed=(init, holder), uid=0)
+    return as_seen_by(JOB, LeftoverLook(processes=processes, gpus=Gpus(devices=()), shared_memory=nothing, at=0.0))
+
+
+@pytest.mark.parametrize(("name", "unit"), AGENTS)
+def test_who_looks_after_the_gpus_is_no_jobs_leftover(name: str, unit: str) -> None:
+    """A prolog may have started it, in the job's own cgroup."""
+    agents = ["own-agent"]
+    assert left_by(JOB, held_by(name, 0, unit), agents) == ()
+    root = FinishedJob("47", 0)
+    assert left_by(root, held_by(name, 0, unit), agents) == ()
+
+
+def test_what_only_calls_itself_so_is_one() -> None:
+    (left,) = left_by(JOB, held_by("own-agent", 1000, "job_47"), ["own-agent"])
+    assert not left.proven
+    (left,) = left_by(JOB, held_by("all_reduce_perf", 1000, "job_47"))
+    assert not left.proven
+
+
+def test_an_agent_is_told_by_what_it_is() -> None:
+    def runs(name: str, uid: int = 0, unit: str = "") -> bool:
+        return is_agent(Process(pid=7, start=1, parent=1, uid=uid, unit=unit, name=name))
+
+    assert runs("nv-hostengine")
+    assert runs("nvidia-persiste", 119)
+    assert runs("whatever", unit="telemetry.service")
+    assert not runs("python", unit="job_47")
+    assert not runs("nv-hostengine", 1000)
+    assert not runs("train", 1000, "mine.service")
+
+
+def test_the_administrators_own_names_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddpdoctor.gating.gpu_agents.FILE", str(tmp_path / "gpu-agents"))
+    assert read_agents() == NameFile()
+    (tmp_path / "gpu-agents").write_text("own-agent  # ours\n")
+    assert read_agents().names == ("own-agent",)
+    (tmp_path / "gpu-agents").chmod(0o666)
+    assert "the list of GPU agents" in read_agents().remarks[0]
 
 
 def test_slurm_names_the_job() -> None:

@@ -6,25 +6,26 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.gating.switched_off import KillSwitchError, SwitchedOff, read_switched_off
+from ddpdoctor.gating.name_files import NameFile, NameFileError
+from ddpdoctor.gating.switched_off import read_switched_off
 from tests.support.other_users import User
 
 
 def test_names_and_comments(tmp_path: Path) -> None:
     file = tmp_path / "killswitch"
     file.write_text("# since Monday\nxid-error   # ticket 4711\n\nlocal-firewall, clock-skew\n")
-    assert read_switched_off(str(file)) == SwitchedOff(("xid-error", "local-firewall", "clock-skew"))
+    assert read_switched_off(str(file)) == NameFile(("xid-error", "local-firewall", "clock-skew"))
 
 
 def test_the_usual_file_need_not_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddpdoctor.gating.switched_off.DEFAULT_FILE", str(tmp_path / "none"))
-    assert read_switched_off(None) == SwitchedOff()
-    with pytest.raises(KillSwitchError, match="isn't there"):
+    assert read_switched_off(None) == NameFile()
+    with pytest.raises(NameFileError, match="isn't there"):
         read_switched_off(str(tmp_path / "none"))
 
 
 def test_what_can_not_be_read_is_no_empty_file(tmp_path: Path) -> None:
-    with pytest.raises(KillSwitchError, match="can't be read"):
+    with pytest.raises(NameFileError, match="can't be read"):
         read_switched_off(str(tmp_path))
 
 
