@@ -171,7 +171,7 @@ def _describe(concern: Concern) -> str:
 DIALECTS: Final[Mapping[str, Dialect]] = {
     "slurm-prolog": Dialect(codes=(0, 0, 1, 0), render=render_print_lines, seconds=30, may_block_job=True, drains=True),
     "slurm-epilog": Dialect(codes=(0, 0, 1, 0), render=render_line, seconds=55, drains=True, follows_job=True),
-    "slurm-healthcheck": Dialect(codes=(0, 0, 0, 0), render=render_line, seconds=50, most_seconds=52, drains=True),
+    "slurm-healthcheck": Dialect(codes=(0, 0, 0, 0), render=render_line, seconds=40, most_seconds=50, drains=True),
     "nhc": Dialect(codes=(0, 0, 1, 0), render=render_nhc, seconds=25),
     "soperator": Dialect(codes=(0, 0, 1, 0), render=render_line, seconds=55, tells_details=True, may_block_job=True),
     "npd": Dialect(codes=(0, 0, 1, 2), render=render_line, seconds=4, line_bytes=80),

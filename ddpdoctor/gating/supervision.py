@@ -109,12 +109,14 @@ def _end(child: int) -> None:
 
 
 def _has_ended(child: int, seconds: float) -> bool:
-    until = time.monotonic() + seconds
+    until, pause = time.monotonic() + seconds, 0.002
     while True:
         with suppress(ChildProcessError):
             if os.waitpid(child, os.WNOHANG)[0] == 0:
                 if time.monotonic() >= until:
                     return False
-                time.sleep(0.01)
+                time.sleep(pause)
+                # Hundreds that are started at once wait at once, too.
+                pause = min(2 * pause, 0.1)
                 continue
         return True

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from tests.support.command import ROOT, command, ddpdoctor
+from tests.support.deployed import this_doctor
+from tests.support.namespaces import network
+from tests.support.running_jobs import wait_until
 
 needs_compiler = pytest.mark.tool("gcc")
 HOLDS_PYTHONS_LOCK = """
 #include <unistd.h>
 int sched_getaffinity(int pid, unsigned long size, void *mask) { for (;;) pause(); }
 """
+LOOPBACK = "hostname-resolves-loopback"
+"""Of the node, and made true by /etc/hosts."""
+OUT_OF_TIME = re.compile(
+    r"no verdict: (it could not be reached within|ddpdoctor did not end within|8 others were looking at this host for) \d+ s\n"
+)
 SECONDS = 6
 MORE_SECONDS = 6
 """For the end of what hangs, and of the process."""
@@ -63,18 +74,83 @@ def test_what_hangs_with_pythons_own_lock(tmp_path: Path) -> None:
     assert seconds < SECONDS + MORE_SECONDS
 
 
+class Answered(NamedTuple):
+    """One gate of many: its exit code, its line, and the seconds that it took."""
+
+    code: int
+    line: str
+    seconds: float
+
+
+TIMED = """
+echo ready >&2
+read go
+begun=$(date +%s.%N)
+"$@" 2>/dev/null
+echo $? $begun $(date +%s.%N) >&2
+"""
+"""Begins when it is told to."""
+
+
+@pytest.mark.root
+@pytest.mark.tool("ip", "unshare", "nsenter")
 @pytest.mark.parametrize("count", [8, pytest.param(300, marks=pytest.mark.thorough)])
-def test_many_at_once(count: int) -> None:
-    words = command("gate", "--for", "slurm-healthcheck", "--quick", "--select", "host")
-    begun = time.monotonic()
-    started = [
-        subprocess.Popen(words, env=BARE, cwd="/", stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        for _ in range(count)
-    ]
-    said = [process.communicate(timeout=90)[0] for process in started]
-    assert time.monotonic() - begun < 60
-    assert {process.returncode for process in started} == {0}
-    assert all(line.endswith("passed\n") or line.startswith(("no verdict: ", "node: ")) for line in said), said
+def test_many_at_once(count: int, tmp_path: Path) -> None:
+    """On a host that is sick; of every other one the kill switch has that check switched off."""
+    killswitch, temporary = tmp_path / "killswitch", tmp_path / "tmp"
+    killswitch.write_text(f"{LOOPBACK}  # ticket 4711\n")
+    temporary.mkdir()
+    this_doctor(tmp_path)
+    environ = BARE | {"PET_NNODES": "2", "TMPDIR": str(temporary)}
+    words = (tmp_path / "ddpdoctor-gate", "--for", "slurm-healthcheck", "--quick", "--select", "network,host")
+
+    def options(number: int) -> tuple[str, ...]:
+        return ("--killswitch", str(killswitch)) if number % 2 else ()
+
+    with network("n1") as (host,):
+        host.hosts("127.0.0.1 localhost\n127.0.1.1 n1\n")
+        lines = [host.command("sh", "-c", TIMED, "sh", *map(str, words), *options(number)) for number in range(count)]
+        pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        gates = [subprocess.Popen(line, env=environ, cwd="/", text=True, **pipe) for line in lines]
+        for gate in gates:
+            assert gate.stderr is not None
+            assert gate.stderr.readline() == "ready\n"
+        for gate in gates:
+            assert gate.stdin is not None
+            gate.stdin.write("\n")
+            gate.stdin.flush()
+        answers = [answer_of(gate) for gate in gates]
+    undecided = [answer.line for answer in answers if answer.line.startswith("no verdict: ")]
+    seconds = sorted(answer.seconds for answer in answers)
+    print(f"{count} gates: {len(undecided)} out of time; all had ended after {seconds[0]:.1f} to {seconds[-1]:.1f} s")
+    assert {answer.code for answer in answers} == {0}
+    # After that slurmd kills it.
+    assert seconds[-1] < 60
+    assert all(OUT_OF_TIME.fullmatch(line) for line in undecided), set(undecided)
+    for switched_off, asked in enumerate((answers[::2], answers[1::2])):
+        verdicts = [answer.line for answer in asked if answer.line not in undecided]
+        assert verdicts, "not one came to a verdict"
+        wanted = r"\d+ checks passed\n" if switched_off else rf"node: {LOOPBACK}: n1 resolves to 127\.0\.1\.1.*\n"
+        assert all(re.fullmatch(wanted, line) for line in verdicts), set(verdicts)
+    assert list(temporary.iterdir()) == []
+    wait_until(lambda: not processes_with(f"TMPDIR={temporary}"), "the end of all that was started")
+
+
+def answer_of(gate: subprocess.Popen[str]) -> Answered:
+    """What a gate that is under way ends with."""
+    line, figures = gate.communicate(timeout=150)
+    code, begun, ended = figures.split()
+    return Answered(int(code), line, float(ended) - float(begun))
+
+
+def processes_with(setting: str) -> list[str]:
+    """The pids of those that were started with a setting."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if setting.encode() in (process / "environ").read_bytes().split(b"\0"):
+                found.append(process.name)
+    return found
 
 
 def test_a_wrong_option_takes_no_node_out() -> None:
