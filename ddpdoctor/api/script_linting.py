@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -73,6 +73,32 @@ class LintResult(CommandResult):
             self.judged, self.placed_findings, self._problems, self.verdict, verbose=verbose, quiet=quiet
         )
 
+    def to_concise(self) -> str:
+        """Write `file:line:column: severity slug message` for each finding, for editors."""
+        from ddpdoctor.scripts.render_lines import concise_lines
+
+        return _text(concise_lines(self.placed_findings, self._unjudged))
+
+    def to_github(self) -> str:
+        """Write commands of GitHub's workflows, each an annotation."""
+        from ddpdoctor.scripts.places import repository_root
+        from ddpdoctor.scripts.render_lines import github_lines
+
+        return _text(github_lines(self.placed_findings, self._unjudged, repository_root(os.curdir)))
+
+    def to_sarif(self) -> str:
+        """Write a log file of SARIF 2.1.0, with paths as seen from the root of the repository."""
+        from ddpdoctor.scripts.places import repository_root
+        from ddpdoctor.scripts.render_sarif import sarif_log
+
+        return f"{sarif_log(self.placed_findings, self._unjudged, repository_root(os.curdir))}\n"
+
+    @property
+    def _unjudged(self) -> tuple[str, ...]:
+        from ddpdoctor.scripts.render import crashes
+
+        return (*self._problems, *crashes(self.judged))
+
 
 def lint(
     paths: Sequence[str | os.PathLike[str]],
@@ -132,12 +158,13 @@ class _Linter:
         from ddpdoctor.scripts.project import ModuleCache
         from ddpdoctor.scripts.project_settings import FoundSettings, SettingsOfProjects
         from ddpdoctor.scripts.reading import read_script, read_text
+        from ddpdoctor.scripts.source_text import STDIN_NAME
 
         cache, projects = ModuleCache(), SettingsOfProjects()
         done: set[str] = set()
         for path in paths:
             if path == STDIN:
-                yield read_text(_standard_input() if stdin is None else stdin, "<stdin>"), FoundSettings()
+                yield read_text(_standard_input() if stdin is None else stdin, STDIN_NAME), FoundSettings()
                 continue
             for file in files_in(path):
                 real = os.path.realpath(file.path)
@@ -169,6 +196,10 @@ class _Linter:
 
     def _all_names(self) -> set[str]:
         return {name for check in selected_checks((), ()) for name in (check.slug, check.family)}
+
+
+def _text(lines: Iterable[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _standard_input() -> bytes:

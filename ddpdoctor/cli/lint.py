@@ -1,5 +1,7 @@
 """`ddpdoctor lint`: the mistakes of training scripts, before they waste a night."""
 
+from enum import Enum
+
 # Annotations are values here, as in check.py.
 from typing import Annotated
 
@@ -7,6 +9,14 @@ import typer
 
 from ddpdoctor.cli.options import JsonAloneOption, MarkdownOption, QuietOption, StrictOption, VerboseOption
 from ddpdoctor.cli.output import ReportForm
+
+
+class LintFormat(str, Enum):
+    """Forms of the report that other programs read."""
+
+    GITHUB = "github"
+    SARIF = "sarif"
+    CONCISE = "concise"
 
 
 def lint(
@@ -18,6 +28,12 @@ def lint(
         list[str] | None, typer.Option("--select", help="Only these checks (comma-separated or repeated).")
     ] = None,
     ignored: Annotated[list[str] | None, typer.Option("--ignore", help="Not these checks.")] = None,
+    line_format: Annotated[
+        LintFormat | None,
+        typer.Option(
+            "--format", help="Annotations of GitHub Actions, SARIF 2.1.0, or file:line:column: severity slug message."
+        ),
+    ] = None,
     as_json: JsonAloneOption = False,
     as_markdown: MarkdownOption = False,
     strict: StrictOption = False,
@@ -33,9 +49,18 @@ def lint(
     Exit code: 0 nothing that breaks was found, 1 something was (or a warning, with --strict), 2 wrong usage, or a file could not be read.
     """
     form = ReportForm(as_json=as_json, as_markdown=as_markdown, verbose=verbose, quiet=quiet)
+    if line_format and form.option:
+        raise typer.BadParameter(f"--format and {form.option} exclude each other")
     from ddpdoctor.api import script_linting
 
     with form.refusals():
         result = script_linting.lint(paths, select=chosen or (), ignore=ignored or ())
-    form.print(result)
+    if line_format is None:
+        form.print(result)
+    elif line_format is LintFormat.GITHUB:
+        print(result.to_github(), end="")
+    elif line_format is LintFormat.SARIF:
+        print(result.to_sarif(), end="")
+    else:
+        print(result.to_concise(), end="")
     raise typer.Exit(result.exit_code(strict=strict))

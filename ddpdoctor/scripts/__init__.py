@@ -6,10 +6,13 @@ In come paths; out go the facts of each script (`ddpdoctor/facts/script.py`), by
 __all__ = [
     "judging",
     "named_paths",
+    "places",
     "project",
     "project_settings",
     "reading",
     "render",
     "render_json",
+    "render_lines",
+    "render_sarif",
     "source_text",
 ]

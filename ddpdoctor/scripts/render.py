@@ -68,10 +68,15 @@ def _counts(judged: Sequence[JudgedScript], problems: Sequence[str]) -> str:
 
 
 def _passed(judged: Sequence[JudgedScript], *, verbose: bool) -> tuple[Section, ...]:
-    crashed = {slug: reason for script in judged for slug, reason in script.crashed.items()}
-    failed = tuple(Paragraph(f"{slug}: {reason}", indent=2) for slug, reason in list(crashed.items())[:_MAX_CRASHED])
+    failed = tuple(Paragraph(crash, indent=2) for crash in crashes(judged)[:_MAX_CRASHED])
     title = StyledText("Could not be tested", "bold magenta")
     return (Section(failed, title) if failed else Section(), passed_section(passed_slugs(judged) if verbose else ()))
+
+
+def crashes(judged: Sequence[JudgedScript]) -> tuple[str, ...]:
+    """The checks that failed themselves, with the reason of each."""
+    reasons = {slug: reason for script in judged for slug, reason in script.crashed.items()}
+    return tuple(f"{slug}: {reason}" for slug, reason in reasons.items())
 
 
 def passed_slugs(judged: Sequence[JudgedScript]) -> tuple[str, ...]:

@@ -25,6 +25,8 @@ MAX_SOURCE_BYTES: Final = 2 << 20
 MAX_NOTEBOOK_BYTES: Final = 64 << 20
 """With the pictures in it."""
 NOTEBOOK: Final = ".ipynb"
+STDIN_NAME: Final = "<stdin>"
+"""By which standard input is shown."""
 
 _MAGIC: Final = compile_lazily(r"^([ \t]*)(?:[%!?]|(?:\w{1,80} ?= ?)?[!%]\w).*$", re.MULTILINE)
 """Lines of IPython's own in a cell."""
