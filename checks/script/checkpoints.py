@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import INFO, WARN, Finding, Fix, Owner
-from ddpdoctor.checks.script.script_facts import at, may_be_on_some_ranks, reached, require_distributed
+from ddpdoctor.checks.script.script_facts import (
+    at,
+    each_place_once,
+    knows_rank,
+    lets_through,
+    may_be_on_some_ranks,
+    reached,
+    require_distributed,
+    ways_to,
+)
 from ddpdoctor.engine.registry import check, requires
-from ddpdoctor.facts.script import LibraryCall, Role, Script
+from ddpdoctor.facts.script import LibraryCall, OriginKind, Ranks, Role, Script
 
 _LOAD = "torch.load"
 
@@ -63,4 +72,61 @@ def _loaded_where_it_was(script: Script, load: LibraryCall, restored: LibraryCal
         ),
         severity=WARN if saves_states else INFO,
         place=load.place,
+    )
+
+
+@check("save-by-every-rank", severity=WARN, owner=Owner.USER)
+def save_by_every_rank(script: Script) -> Iterator[Finding]:
+    """Every rank writes the same file.
+
+    ## What breaks
+    The ranks write over each other. Mostly the file is whole by luck; when it isn't, it is torn, and the resume ends with "failed finding
+    central directory" or "storage has wrong size". A network file system makes it more likely.
+
+    ## Why
+    The line is run by all ranks, and the path is the same for each of them.
+
+    ## Fix
+    Write on rank 0 alone: `if dist.get_rank() == 0:` before it, and a `dist.barrier()` behind that for those who read the file next. Not
+    so for a checkpoint of which every rank has a part: all ranks must call `accelerator.save_state`, DeepSpeed's `save_checkpoint` and
+    torch.distributed.checkpoint.
+    """
+    require_distributed(script)
+    requires(not script.does("save"), "a framework that the script uses writes its checkpoints")
+    unguarded = (save for save in ways_to(script, Role.SAVE) if not may_be_on_some_ranks(save) and _is_same_file(save))
+    for save in each_place_once(unguarded):
+        yield _written_by_all(script, save)
+
+
+_PATHS = {
+    "torch.save": ("f", 1),
+    "torch.jit.save": ("f", 1),
+    "pickle.dump": ("file", 1),
+    "safetensors.torch.save_file": ("filename", 1),
+    "safetensors.torch.save_model": ("filename", 1),
+}
+"""Where the path stands among the arguments; of a save that isn't here somewhere else."""
+_OTHERWISE = ("save_directory", 0)
+_NOT_ON_DISK = ("BytesIO", "tempfile", "getpid", "uuid")
+
+
+def _is_same_file(save: LibraryCall) -> bool:
+    """Whether the path is the same for all ranks, as far as can be followed."""
+    path = save.argument(*_PATHS.get(save.name, _OTHERWISE))
+    if path is None or save.unpacks or knows_rank(path) or save.argument("is_main_process"):
+        return False
+    if path.may_be(OriginKind.UNKNOWN) or not path.origins:
+        return False
+    return not any(word in origin.text for origin in path.flattened() for word in _NOT_ON_DISK)
+
+
+def _written_by_all(script: Script, save: LibraryCall) -> Finding:
+    guarded = next((other for other in script.with_role(Role.SAVE) if lets_through(other.conditions, Ranks.ZERO)), None)
+    return Finding.of(
+        "Every rank writes this file, over that of the others",
+        at(save.place, "no condition on the rank"),
+        (at(caller, "called from") for caller in save.callers[-2:]),
+        at(guarded.place, "another save of the script is for rank 0 alone") if guarded else None,
+        Fix("Write on rank 0 alone", ("if torch.distributed.get_rank() == 0:", f"    {save.place.text}")),
+        place=save.place,
     )

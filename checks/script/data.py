@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpdoctor.base.findings import WARN, Finding, Fix, Owner
+from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix, Owner
 from ddpdoctor.checks.script.script_facts import (
     at,
+    knows_rank,
+    may_be_on_some_ranks,
     outer_loops,
     reached,
     require_distributed,
     trains_in,
 )
 from ddpdoctor.engine.registry import check, requires
-from ddpdoctor.facts.script import Iteration, LibraryCall, Role, Script
+from ddpdoctor.facts.script import Iteration, LibraryCall, Role, Script, Value
+
+_LOADER = "torch.utils.data.DataLoader"
+_RANDOM = "torch.utils.data.RandomSampler"
 
 
 @check("sampler-without-set-epoch", severity=WARN, owner=Owner.USER)
@@ -39,6 +44,102 @@ def sampler_without_set_epoch(script: Script) -> Iterator[Finding]:
             iteration = _epochs_without_order(script, loader, sampler)
             if iteration:
                 yield _same_order(loader, sampler, iteration)
+
+
+@check("shuffle-with-sampler", severity=FAIL, owner=Owner.USER)
+def shuffle_with_sampler(script: Script) -> Iterator[Finding]:
+    """A DataLoader is given both a sampler and shuffle=True.
+
+    ## What breaks
+    `DataLoader` ends with "ValueError: sampler option is mutually exclusive with shuffle", mostly in distributed runs alone: elsewhere
+    the sampler is None.
+
+    ## Why
+    The order is the sampler's. A DistributedSampler shuffles by itself.
+
+    ## Fix
+    `shuffle=(sampler is None)`.
+    """
+    requires(script.path, "no training script was named")
+    requires(next(script.with_role(Role.LOADER), None), "nothing in the script loads data")
+    for loader in reached(script, Role.LOADER):
+        shuffle, sampler = loader.argument("shuffle", 2), loader.argument("sampler", 3)
+        made = next(script.made_by(sampler, Role.SAMPLER, Role.OTHER_SAMPLER), None)
+        if loader.name == _LOADER and shuffle is not None and shuffle.is_constant("True") and sampler and made:
+            yield Finding.of(
+                "The loader gets a sampler and shuffle=True: it ends with a ValueError when it is built",
+                at(made.place, "the sampler"),
+                at(loader.place, "the loader"),
+                Fix("Shuffle only where there is no sampler", (f"shuffle=({sampler.text} is None)",)),
+                place=loader.place,
+            )
+
+
+@check("loader-without-sampler", severity=WARN, owner=Owner.USER)
+def loader_without_sampler(script: Script) -> Iterator[Finding]:
+    """The training data are not shared out among the ranks.
+
+    ## What breaks
+    Nothing stops. Every rank goes through all of the data: an epoch takes as long as on one GPU, and eight GPUs do eight times the work
+    for what is hardly more than one GPU's result. With the same seed on all ranks it is exactly that.
+
+    ## Why
+    DistributedDataParallel averages gradients, and leaves the data alone: that each rank gets its own share is the loader's part.
+
+    ## Fix
+    `sampler = DistributedSampler(dataset)`, `DataLoader(dataset, sampler=sampler)` without shuffle, and
+    `sampler.set_epoch(epoch)` in the loop over epochs.
+    """
+    require_distributed(script)
+    requires(next(script.with_role(Role.WRAP), None), "no model is wrapped by DistributedDataParallel")
+    requires(not script.does("sampler"), "a framework that the script uses shares the data out")
+    if any(knows_rank(argument.value) for seed in script.with_role(Role.SEED) for argument in seed.arguments):
+        return
+    for loader in reached(script, Role.LOADER):
+        iteration = _training_on_all(script, loader)
+        if iteration:
+            yield Finding.of(
+                "Each rank trains on all of the data: the loader has no DistributedSampler",
+                at(loader.place, "the loader"),
+                at(iteration.place, "trained on it"),
+                (at(wrap.place, "the model") for wrap in list(reached(script, Role.WRAP))[:1]),
+                Fix(
+                    "Give each rank its share, and tell the sampler the epoch in the loop over epochs",
+                    (
+                        f"sampler = DistributedSampler({_text(loader)}, shuffle=True)",
+                        f"DataLoader({_text(loader)}, sampler=sampler, ...)  # instead of shuffle=True",
+                        "sampler.set_epoch(epoch)",
+                    ),
+                ),
+                place=loader.place,
+            )
+
+
+def _text(loader: LibraryCall) -> str:
+    dataset = loader.argument("dataset", 0)
+    return dataset.text if dataset else "dataset"
+
+
+def _training_on_all(script: Script, loader: LibraryCall) -> Iteration | None:
+    """Find the loop that trains on a loader which gives every rank all of the data."""
+    dataset, shuffle = loader.argument("dataset", 0), loader.argument("shuffle", 2)
+    if loader.name != _LOADER or loader.unpacks or loader.escapes or may_be_on_some_ranks(loader):
+        return None
+    if dataset is None or knows_rank(dataset) or not dataset.is_followed or loader.argument("batch_sampler", 4):
+        return None
+    sampler = loader.argument("sampler", 3)
+    shuffles = sampler is None and shuffle is not None and shuffle.is_constant("True")
+    if not shuffles and not (sampler and _is_random(script, sampler)):
+        return None
+    for iteration in loader.iterations:
+        if iteration.is_reached and trains_in(script, iteration):
+            return iteration
+    return None
+
+
+def _is_random(script: Script, sampler: Value) -> bool:
+    made = [script.call(origin.call) for origin in sampler.origins]
+    return bool(made) and all(call is not None and call.name == _RANDOM and not call.unpacks for call in made)
 
 
 def samplers_of(script: Script, loader: LibraryCall) -> Iterator[LibraryCall]:

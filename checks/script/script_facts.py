@@ -8,30 +8,45 @@ from typing import Final
 
 from ddpdoctor.base.findings import Evidence, SourcePlace
 from ddpdoctor.engine.registry import requires
-from ddpdoctor.facts.script import Condition, Iteration, LibraryCall, Loop, Ranks, Role, Script, Value
+from ddpdoctor.facts.script import Condition, Iteration, LibraryCall, Loop, OriginKind, Ranks, Role, Script, Value
 
 FORMS_GROUP: Final = (Role.PROCESS_GROUP, Role.WRAP, Role.SHARD, Role.SAMPLER)
 """Calls by which a script shows that several ranks run it."""
-_ONE_RANK: Final = (Ranks.ZERO, Ranks.NOT_DISTRIBUTED)
+_RANKS: Final = (OriginKind.RANK, OriginKind.LOCAL_RANK, OriginKind.SPAWN_INDEX)
 
 
-def require_distributed(script: Script) -> None:
+def require_distributed(script: Script, *more: Role) -> None:
     """End the check as not applicable where nothing says that several ranks run the script.
+
+    Args:
+        script: that is judged.
+        more: roles of calls that say so for this check, too.
 
     Raises:
         NotApplicable: there is no script, or a single process runs it.
     """
     requires(script.path, "no training script was named")
-    requires(next(script.with_role(*FORMS_GROUP), None), "nothing in the script is distributed")
+    requires(next(script.with_role(*FORMS_GROUP, *more), None), "nothing in the script is distributed")
 
 
 def reached(script: Script, *roles: Role) -> Iterator[LibraryCall]:
     """Yield the calls of these roles to which the script itself comes, in a run of several ranks, each place once."""
-    seen: set[tuple[str, int, int]] = set()
+    yield from each_place_once(ways_to(script, *roles))
+
+
+def ways_to(script: Script, *roles: Role) -> Iterator[LibraryCall]:
+    """Yield the same calls, once for each way on which the script comes to them."""
     for call in script.with_role(*roles):
-        key = (call.place.file, call.place.line, call.place.column)
-        if call.is_reached and not lets_through(call.conditions, Ranks.NOT_DISTRIBUTED) and key not in seen:
-            seen.add(key)
+        if call.is_reached and not lets_through(call.conditions, Ranks.NOT_DISTRIBUTED):
+            yield call
+
+
+def each_place_once(calls: Iterable[LibraryCall]) -> Iterator[LibraryCall]:
+    """Yield the first of the calls at each place of the source."""
+    seen: set[SourcePlace] = set()
+    for call in calls:
+        if call.place not in seen:
+            seen.add(call.place)
             yield call
 
 
@@ -40,19 +55,9 @@ def lets_through(conditions: Iterable[Condition], *ranks: Ranks) -> bool:
     return any(condition.ranks in ranks for condition in conditions)
 
 
-def is_on_one_rank(call: LibraryCall) -> bool:
-    """Whether one rank alone comes there: rank 0, or the only one."""
-    return lets_through(call.conditions, *_ONE_RANK)
-
-
 def may_be_on_some_ranks(call: LibraryCall) -> bool:
     """Whether something lets only some ranks come there, or may do so."""
     return any(condition.ranks not in (Ranks.ALL, Ranks.DISTRIBUTED) for condition in call.conditions)
-
-
-def is_same_place(call: LibraryCall, other: LibraryCall) -> bool:
-    """Whether both are the same call of the source, be it on two ways."""
-    return call.place == other.place
 
 
 def outer_loops(iteration: Iteration, made: LibraryCall) -> tuple[Loop, ...]:
@@ -71,10 +76,9 @@ def is_handed_to(call: LibraryCall, names: re.Pattern[str]) -> bool:
     return any(names.search(escape.name) for escape in call.escapes)
 
 
-def uses(value: Value | None, numbers: Iterable[int]) -> bool:
-    """Whether a value is the result of one of these calls, a part of it, or made of it."""
-    wanted = set(numbers)
-    return value is not None and any(origin.call in wanted for origin in value.flattened())
+def knows_rank(value: Value | None) -> bool:
+    """Whether a rank is in what a value is made of, so that each rank has another one."""
+    return value is not None and any(origin.kind in _RANKS for origin in value.flattened())
 
 
 def at(place: SourcePlace, words: str) -> Evidence:

@@ -170,10 +170,10 @@ class _Linter:
                 real = os.path.realpath(file.path)
                 if real in done:
                     continue
-                done.add(real)
                 settings = projects.of(file.path)
                 if file.path != path and settings.excludes(file.path):
                     continue
+                done.add(real)
                 if file.problem:
                     self._problems[f"{file.path}: {file.problem}"] = None
                     continue

@@ -12,7 +12,16 @@ from ddpdoctor.facts.script import OriginKind, Role
 from ddpdoctor.scripts.abstract_value import UNKNOWN, AbstractValue
 from ddpdoctor.scripts.project import Project
 from ddpdoctor.scripts.project_module import ProjectModule
-from ddpdoctor.scripts.rank_tests import NO_RANK_TEST, NOT_FOLLOWED, all_of, any_of, compared, negated, truth_of
+from ddpdoctor.scripts.rank_tests import (
+    NO_RANK_TEST,
+    NOT_FOLLOWED,
+    all_of,
+    any_of,
+    compared,
+    negated,
+    quantity_in,
+    truth_of,
+)
 from ddpdoctor.scripts.scopes import FollowedFunction, Surroundings
 from ddpdoctor.scripts.values import (
     NONE,
@@ -84,6 +93,7 @@ class ExpressionFollower(ABC):
             ast.Compare: self._compare,
             ast.IfExp: self._if_exp,
             ast.Subscript: self._subscript,
+            ast.Slice: self._slice,
             ast.JoinedStr: self._joined,
             ast.FormattedValue: lambda node, frame: self.value(node.value, frame),
             ast.Lambda: lambda node, frame: Function(node, frame.module, frame.scopes, None, frame.home),
@@ -168,7 +178,9 @@ class ExpressionFollower(ABC):
         """The value, or what its name alone says where the value says nothing of ranks."""
         if value is UNKNOWN or isinstance(value, MadeOf | Choice):
             meaning = meaning_of(name)
-            if meaning is not None and (value is UNKNOWN or not _speaks_of_ranks(value)):
+            if meaning is not None and (
+                not _speaks_of_ranks(value) or (isinstance(meaning, Quantity) and quantity_in(value) is None)
+            ):
                 return meaning
         return value
 
@@ -469,9 +481,8 @@ class ExpressionFollower(ABC):
         if len(rights) > 1:
             return MadeOf("compare", (left, *rights))
         operator, right = node.ops[0], rights[0]
-        if isinstance(left, Constant) and isinstance(right, Constant) and isinstance(operator, ast.Eq | ast.NotEq):
-            return Constant((left.value == right.value) is isinstance(operator, ast.Eq))
-        return compared(left, operator, right)
+        known = _compared_constants(left, operator, right)
+        return compared(left, operator, right) if known is None else Constant(known)
 
     def _if_exp(self, node: ast.IfExp, frame: FollowedFunction) -> AbstractValue:
         test = self.test(node.test, frame)
@@ -495,6 +506,9 @@ class ExpressionFollower(ABC):
 
     def _joined(self, node: ast.JoinedStr, frame: FollowedFunction) -> AbstractValue:
         return MadeOf("f", tuple(self.value(part, frame) for part in node.values))
+
+    def _slice(self, node: ast.Slice, frame: FollowedFunction) -> AbstractValue:
+        return MadeOf(":", tuple(self.value(part, frame) for part in (node.lower, node.upper, node.step)))
 
     def _named(self, node: ast.NamedExpr, frame: FollowedFunction) -> AbstractValue:
         value = self.value(node.value, frame)
@@ -563,3 +577,18 @@ def _is_text(value: AbstractValue) -> bool:
 
 def _speaks_of_ranks(value: AbstractValue) -> bool:
     return isinstance(value, Choice) and any(isinstance(single, Quantity | RankTest) for single in value.values)
+
+
+def _compared_constants(left: AbstractValue, operator: ast.cmpop, right: AbstractValue) -> bool | None:
+    """What a comparison of constants comes to; None for others."""
+    if not isinstance(left, Constant):
+        return None
+    if isinstance(right, Constant):
+        same = type(left.value) is type(right.value) and left.value == right.value
+        if isinstance(operator, ast.Eq | ast.Is):
+            return same
+        return not same if isinstance(operator, ast.NotEq | ast.IsNot) else None
+    if isinstance(right, Items) and all(isinstance(item, Constant) for item in right.items):
+        within = any(isinstance(item, Constant) and item.value == left.value for item in right.items)
+        return within is isinstance(operator, ast.In) if isinstance(operator, ast.In | ast.NotIn) else None
+    return None

@@ -142,6 +142,8 @@ class ScriptFollower(CallFollower):
                 old.items += value.items
             else:
                 self.assign(node.target, MadeOf("+", (old, value)), frame)
+        else:
+            self.assign(node.target, MadeOf("+", (self.value(node.target, frame), value)), frame)
         return False
 
     def _return(self, node: ast.Return, frame: FollowedFunction) -> bool:
@@ -270,7 +272,8 @@ class ScriptFollower(CallFollower):
         """Whether a condition holds in every run: the script is run as such, and not for its types."""
         if isinstance(test, ast.Constant):
             return bool(test.value)
-        if isinstance(test, ast.Compare) and "__name__" in (dotted(test.left), dotted(test.comparators[0])):
+        if isinstance(test, ast.Compare):
+            # Of constants, as a function gets them: `with zero_first(-1)`.
             value = self.value(test, frame)
             return bool(value.value) if isinstance(value, Constant) else None
         return False if dotted(test).rpartition(".")[2] == "TYPE_CHECKING" else None

@@ -8,7 +8,6 @@ from typing import Final
 from ddpdoctor.facts.script import OriginKind, Ranks
 from ddpdoctor.scripts.abstract_value import UNKNOWN, AbstractValue
 from ddpdoctor.scripts.values import (
-    CallResult,
     Choice,
     Constant,
     Items,
@@ -94,9 +93,18 @@ def truth_of(value: AbstractValue) -> RankTest:
         if value.kind is OriginKind.LOCAL_RANK:
             return negated(_LOCAL_RANK_ZERO)
         return NO_RANK_TEST
-    if isinstance(value, MadeOf) and any(isinstance(part, RankTest) or quantity_in(part) for part in value.parts):
-        return NOT_FOLLOWED
-    return NO_RANK_TEST
+    return NOT_FOLLOWED if isinstance(value, MadeOf) and _mentions_rank(value) else NO_RANK_TEST
+
+
+def _mentions_rank(value: AbstractValue, depth: int = 4) -> bool:
+    """Whether a rank is in what it is made of, be it in a way that says nothing."""
+    if isinstance(value, Quantity):
+        return value.kind in RANK_KINDS
+    if isinstance(value, MadeOf | Choice) and depth:
+        return any(
+            _mentions_rank(part, depth - 1) for part in (value.parts if isinstance(value, MadeOf) else value.values)
+        )
+    return isinstance(value, RankTest)
 
 
 def _truth_of_choice(value: Choice) -> RankTest:
@@ -199,10 +207,3 @@ def _rank(operator: ast.cmpop, right: AbstractValue, zero: RankTest) -> Abstract
     if spelled in ((ast.Eq, -1), (ast.Lt, 0), (ast.LtE, -1), (ast.Is, None), (ast.Eq, None)):
         return negated(DISTRIBUTED_TEST)
     return _SOME_RANKS
-
-
-def is_rankless(value: AbstractValue) -> bool:
-    """Whether it is certain enough that a condition on the value is none on the rank."""
-    return isinstance(value, Constant | CallResult | Items) or (
-        isinstance(value, MadeOf) and not any(isinstance(part, RankTest) or quantity_in(part) for part in value.parts)
-    )

@@ -56,6 +56,8 @@ from ddpdoctor.scripts.vocabulary import frameworks
 _MAX_DEPTH: Final = 4
 """How deep what a value is made of is told."""
 _MAX_TEXT: Final = 80
+_MAX_ATTRIBUTES: Final = 16
+"""Of an object of the project."""
 _IGNORE: Final = compile_lazily(r"#\s*ddpdoctor:\s*ignore(?:\[([^\]]*)\])?")
 _TELLS_OF_RANKS: Final = compile_lazily(
     r"distributed|DataParallel|accelerat|deepspeed|lightning|local.?rank|Fabric|Trainer|ray\.train|mmengine|LOCAL_RANK|torchrun"
@@ -202,9 +204,12 @@ class _Frozen:
             return Origin(OriginKind.CALL, call=value.record.number, part=value.part)
         if isinstance(value, LibraryName):
             return Origin(OriginKind.LIBRARY, value.name)
-        if isinstance(value, Function | ProjectClass | ProjectObject):
-            node = value.kind.node if isinstance(value, ProjectObject) else value.node
-            return Origin(OriginKind.PROJECT, getattr(node, "name", "lambda"))
+        if isinstance(value, Function | ProjectClass):
+            return Origin(OriginKind.PROJECT, getattr(value.node, "name", "lambda"))
+        if isinstance(value, ProjectObject):
+            attributes = list(value.attributes.values())[:_MAX_ATTRIBUTES] if depth else []
+            parts = tuple(Value(self._origins(part, depth - 1)) for part in attributes)
+            return Origin(OriginKind.PROJECT, value.kind.node.name, parts=parts)
         if not depth or value is UNKNOWN:
             return Origin(OriginKind.UNKNOWN)
         if isinstance(value, MadeOf):

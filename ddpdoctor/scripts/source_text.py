@@ -28,6 +28,7 @@ NOTEBOOK: Final = ".ipynb"
 STDIN_NAME: Final = "<stdin>"
 """By which standard input is shown."""
 
+_NUL: Final = "not read: there is a NUL character in it"
 _MAGIC: Final = compile_lazily(r"^([ \t]*)(?:[%!?]|(?:\w{1,80} ?= ?)?[!%]\w).*$", re.MULTILINE)
 """Lines of IPython's own in a cell."""
 _PYTHON_2: Final = compile_lazily(
@@ -113,7 +114,7 @@ def parse_source(source: SourceText) -> ast.Module:
     except (RecursionError, MemoryError) as error:
         raise UnreadableSource("not read: it is nested too deeply") from error
     except ValueError as error:
-        raise UnreadableSource("not read: there is a NUL character in it") from error
+        raise UnreadableSource(_NUL) from error
     finally:
         if was_collecting:
             gc.enable()
@@ -122,6 +123,8 @@ def parse_source(source: SourceText) -> ast.Module:
 def _syntax(error: SyntaxError, source: SourceText, text: str) -> str:
     if _PYTHON_2.search(text):
         return "not read: it is written in Python 2"
+    if "null bytes" in str(error.msg):
+        return _NUL
     if "nested" in str(error.msg):
         return "not read: it is nested too deeply"
     import platform

@@ -1,0 +1,105 @@
+"""Calls in which all ranks must take part."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from ddpdoctor.base.findings import FAIL, Finding, Fix, Owner
+from ddpdoctor.base.lazy_patterns import compile_lazily
+from ddpdoctor.checks.script.script_facts import at, each_place_once, require_distributed, ways_to
+from ddpdoctor.engine.registry import check
+from ddpdoctor.facts.script import Condition, LibraryCall, Ranks, Role, Script
+
+_OPPOSITES: Final = {
+    Ranks.ZERO: (Ranks.NOT_ZERO, Ranks.SOME),
+    Ranks.NOT_ZERO: (Ranks.ZERO, Ranks.SOME),
+    Ranks.LOCAL_ZERO: (Ranks.NOT_LOCAL_ZERO, Ranks.SOME),
+    Ranks.NOT_LOCAL_ZERO: (Ranks.LOCAL_ZERO, Ranks.SOME),
+}
+_WHO: Final = {
+    Ranks.ZERO: "rank 0 alone comes",
+    Ranks.NOT_ZERO: "all ranks but 0 come",
+    Ranks.LOCAL_ZERO: "local rank 0 alone comes",
+    Ranks.NOT_LOCAL_ZERO: "all but local rank 0 come",
+}
+_ONE_FIRST: Final = compile_lazily(r"first", re.IGNORECASE)
+"""Context managers that let one rank go first, with barriers of their own."""
+_OF_ANY_OBJECT: Final = "?."
+
+
+@check("collective-on-some-ranks", severity=FAIL, owner=Owner.USER)
+def collective_on_some_ranks(script: Script) -> Iterator[Finding]:
+    """A collective is called by some ranks only.
+
+    ## What breaks
+    The ranks that call it wait for the others, which never come: the job hangs until the watchdog ends it after 10 to 30 minutes, or for
+    ever. Where the others come to another collective, both are taken for the same: wrong results, or a crash.
+
+    ## Why
+    A collective (barrier, all_reduce, gather, broadcast, a checkpoint of shards) ends once every rank of the group has called it. A condition
+    on the rank, or a return before it on such a condition, keeps some of them away.
+
+    ## Fix
+    Take it out of the condition, so that every rank comes to it; do only the printing, writing or downloading on rank 0. A checkpoint in which
+    every rank has a part (`accelerator.save_state`, DeepSpeed's `save_checkpoint`, torch.distributed.checkpoint) needs no condition.
+    """
+    require_distributed(script, Role.ENGINE)
+    collectives = list(script.with_role(Role.COLLECTIVE, Role.COLLECTIVE_SAVE))
+    alone = (
+        call
+        for call in ways_to(script, Role.COLLECTIVE, Role.COLLECTIVE_SAVE)
+        if _separating(call, collectives) is not None and _is_of_all(call)
+    )
+    for call in each_place_once(alone):
+        condition = _separating(call, collectives)
+        if condition is not None:
+            yield _left_alone(call, condition)
+
+
+def _is_of_all(call: LibraryCall) -> bool:
+    """Whether all ranks are meant, and it is a collective for sure."""
+    group = call.argument("group")
+    if call.unpacks or (group is not None and not group.is_constant("None")):
+        return False
+    if Role.COLLECTIVE_SAVE in call.roles and call.name.startswith(_OF_ANY_OBJECT):
+        return False
+    return not any(_ONE_FIRST.search(name) for name in call.within)
+
+
+def _separating(call: LibraryCall, collectives: list[LibraryCall]) -> Condition | None:
+    """Find the condition that keeps some ranks away, where nothing answers the call on their side."""
+    for condition in call.conditions:
+        opposites = _OPPOSITES.get(condition.ranks)
+        if opposites and not any(
+            other.ranks in opposites for collective in collectives for other in collective.conditions
+        ):
+            return condition
+    return None
+
+
+def _left_alone(call: LibraryCall, condition: Condition) -> Finding:
+    how = "the others have left before" if condition.by_leaving else "the condition"
+    return Finding.of(
+        f"{_function(call)} waits for all ranks, and {_WHO[condition.ranks]} to it: a hang",
+        at(condition.place, how),
+        at(call.place, "the collective"),
+        tuple(at(caller, "called from") for caller in call.callers[-2:] if caller.line != condition.place.line),
+        _fix(call, condition),
+        place=call.place,
+    )
+
+
+def _fix(call: LibraryCall, condition: Condition) -> Fix:
+    if Role.COLLECTIVE_SAVE in call.roles:
+        return Fix(
+            f"Call it on every rank: take it out of the condition at {condition.place}; it writes its parts itself"
+        )
+    if condition.by_leaving:
+        return Fix(f"Let no rank leave at {condition.place} before the collective: move the collective in front of it")
+    return Fix(f"Move it behind the condition at {condition.place}, where every rank comes", (call.place.text,))
+
+
+def _function(call: LibraryCall) -> str:
+    return f"{call.method}()"

@@ -1,0 +1,112 @@
+"""Which GPU each rank uses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from ddpdoctor.base.findings import WARN, Finding, Fix, Owner
+from ddpdoctor.checks.script.script_facts import at, knows_rank, may_be_on_some_ranks, reached, require_distributed
+from ddpdoctor.engine.registry import check, requires
+from ddpdoctor.facts.script import LibraryCall, Origin, OriginKind, Role, Script, Value
+
+_CHOOSES: Final = (Role.SET_DEVICE, Role.DEVICE, Role.MOVE)
+_BARE: Final = ("'cuda'", "'cuda:0'", "0")
+_VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+
+
+@check("rank-as-device", severity=WARN, owner=Owner.USER)
+def rank_as_device(script: Script) -> Iterator[Finding]:
+    """The global rank is used as the number of a GPU.
+
+    ## What breaks
+    On one node nothing. On the second node rank 8 asks for GPU 8 of a node that has 0 to 7: "CUDA error: invalid device ordinal".
+
+    ## Why
+    A GPU's number counts within the node, and so does LOCAL_RANK. RANK counts over all nodes.
+
+    ## Fix
+    `local_rank = int(os.environ["LOCAL_RANK"])`, which every launcher of torch sets.
+    """
+    require_distributed(script)
+    for call in reached(script, *_CHOOSES):
+        if any(_is_global_rank(argument.value) for argument in call.arguments):
+            yield Finding.of(
+                "The global rank chooses the GPU: right on one node, and no such GPU on the second",
+                at(call.place, "the device"),
+                Fix("Use the rank within the node", ('local_rank = int(os.environ["LOCAL_RANK"])',)),
+                place=call.place,
+            )
+
+
+def _is_global_rank(value: Value) -> bool:
+    """Whether it is the global rank for sure, or a text with it: not only something that is called so."""
+    return bool(value.origins) and all(_is_rank(origin) for origin in value.origins)
+
+
+def _is_rank(origin: Origin) -> bool:
+    if origin.kind is OriginKind.MADE_OF and origin.text == "f":
+        return any(_is_global_rank(part) for part in origin.parts)
+    return origin.kind is OriginKind.RANK and bool(origin.text)
+
+
+@check("device-not-set", severity=WARN, owner=Owner.USER)
+def device_not_set(script: Script) -> Iterator[Finding]:
+    """All ranks of a node use the same GPU.
+
+    ## What breaks
+    NCCL ends with "Duplicate GPU detected", or GPU 0 runs out of memory while the others are idle. Where ranks only come by, each of them keeps a
+    context of some 500 MiB on GPU 0.
+
+    ## Why
+    `.cuda()` and "cuda" mean the current device, which is GPU 0 in every process until it chooses another one.
+
+    ## Fix
+    Right after the start, before anything touches a GPU: `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))`.
+    """
+    require_distributed(script)
+    requires(not script.does("set-device"), "a framework that the script uses chooses the device")
+    requires(next(reached(script, Role.PROCESS_GROUP), None), "where the process group is formed could not be followed")
+    if any(setting.name == _VISIBLE for setting in script.settings):
+        return
+    for call in reached(script, Role.SET_DEVICE):
+        device = call.argument("device", 0)
+        if device is not None and device.is_constant(*_BARE) and not may_be_on_some_ranks(call):
+            yield _same_gpu(call, "Every rank chooses the same GPU")
+            return
+    wraps = list(reached(script, Role.WRAP))
+    if not wraps or _chooses_by_rank(script):
+        return
+    for call in reached(script, Role.MOVE):
+        if _is_bare(call) and not may_be_on_some_ranks(call):
+            yield _same_gpu(call, "All ranks of a node use GPU 0: nothing in the script chooses another")
+            return
+
+
+def _chooses_by_rank(script: Script) -> bool:
+    """Whether something chooses a device by what may be the rank."""
+    for call in script.with_role(*_CHOOSES, Role.WRAP):
+        if Role.SET_DEVICE in call.roles or any(_may_tell_rank(argument.value) for argument in call.arguments):
+            return True
+    return False
+
+
+def _may_tell_rank(value: Value) -> bool:
+    kinds = (OriginKind.UNKNOWN, OriginKind.OPTION, OriginKind.SETTING)
+    return knows_rank(value) or any(origin.kind in kinds for origin in value.flattened())
+
+
+def _is_bare(call: LibraryCall) -> bool:
+    if call.method == "cuda":
+        return not call.arguments
+    device = call.argument("device", 0)
+    return device is not None and device.is_constant(*_BARE[:2])
+
+
+def _same_gpu(call: LibraryCall, summary: str) -> Finding:
+    return Finding.of(
+        summary,
+        at(call.place, "GPU 0, on every rank"),
+        Fix("Choose the GPU before anything touches one", ('torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))',)),
+        place=call.place,
+    )

@@ -1,0 +1,180 @@
+"""`lint` on whatever lies in a folder: each file that can't be read is a line, and the others go on; comments and settings choose."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor import lint
+from ddpdoctor.api import UsageError
+from ddpdoctor.engine.examination import Verdict
+from ddpdoctor.scripts.source_text import MAX_SOURCE_BYTES
+from tests.support.script_cases import SCRIPTS
+
+SLUG = "sampler-without-set-epoch"
+SICK = (SCRIPTS / SLUG / "sick-one-file.py").read_text()
+SAMPLER = "    sampler = DistributedSampler(dataset)\n"
+
+
+def slugs(*paths: Path) -> list[str]:
+    return [finding.slug for finding in lint(paths).findings]
+
+
+UNREADABLE = {
+    "two.py": (b"print 'hello'\n", "written in Python 2"),
+    "newer.py": (b"def f() -> int:\n    return = 3\n", "no syntax of Python"),
+    "large.py": (b"a = 1\n" * (MAX_SOURCE_BYTES // 6 + 1), "larger than 2 MiB"),
+    "deep.py": (b"(" * 5000 + b")" * 5000, "nested too deeply"),
+    "sums.py": (b"a = " + b"-" * 20000 + b"1\n", "nested too deeply"),
+    "latin.py": ("x = 'ü'\n".encode("latin-1"), "its bytes are not the text"),
+    "nul.py": (b"a = 1\0\n", "NUL"),
+    "broken.ipynb": (b'{"cells": 3}', "no notebook"),
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_a_file_that_cannot_be_read_is_a_line_and_the_others_go_on(name: str, tmp_path: Path) -> None:
+    content, said = UNREADABLE[name]
+    (tmp_path / name).write_bytes(content)
+    (tmp_path / "train.py").write_text(SICK)
+    result = lint([tmp_path])
+    assert [finding.slug for finding in result.findings] == [SLUG]
+    (problem,) = result.problems
+    assert name in problem
+    assert said in problem
+    assert "\n" not in problem
+    assert result.verdict is Verdict.UNKNOWN
+    assert result.exit_code() == 2
+
+
+def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.py")
+    (tmp_path / "train.py").write_text(SICK)
+    result = lint([tmp_path])
+    assert [finding.slug for finding in result.findings] == [SLUG]
+    assert "no regular file" in result.problems[0]
+
+
+def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path) -> None:
+    outside, inside = tmp_path / "secret.py", tmp_path / "project"
+    outside.write_text(SICK)
+    inside.mkdir()
+    (inside / "train.py").symlink_to(outside)
+    result = lint([inside])
+    assert not result.findings
+    assert "leads out of the folder" in result.problems[0]
+
+
+def test_no_import_leads_out_of_the_project(tmp_path: Path) -> None:
+    """The sampler is built in a module that is linked from elsewhere: nothing is known of it."""
+    case, project = SCRIPTS / SLUG / "sick-three-files", tmp_path / "project"
+    project.mkdir()
+    for name in ("train.py", "engine.py", "data.py"):
+        (project / name).write_text((case / name).read_text())
+    assert slugs(project / "train.py") == [SLUG]
+    (tmp_path / "elsewhere.py").write_text((case / "data.py").read_text())
+    (project / "data.py").unlink()
+    (project / "data.py").symlink_to(tmp_path / "elsewhere.py")
+    assert slugs(project / "train.py") == []
+
+
+def test_modules_that_import_each_other_end(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("from b import *\nfrom b import g\ndef f():\n    return g()\nx = y\nf()\n")
+    (tmp_path / "b.py").write_text("from a import *\nimport a\ndef g():\n    return a.f()\ny = a.x\n")
+    result = lint([tmp_path])
+    assert not result.problems
+    assert len(result.judged) == 2
+
+
+def test_environments_and_hidden_folders_are_left_out(tmp_path: Path) -> None:
+    for folder in (".git", "env", "node_modules"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "train.py").write_text(SICK)
+    (tmp_path / "env" / "pyvenv.cfg").write_text("")
+    assert lint([tmp_path]).judged == ()
+    assert slugs(tmp_path / ".git") == [SLUG], "who names it means it"
+
+
+def test_a_notebook_is_told_by_cell_and_line(tmp_path: Path) -> None:
+    head, body = SICK.split("def main() -> None:\n")
+    cells = [
+        {"cell_type": "markdown", "source": "# Training"},
+        {"cell_type": "code", "source": head + "%matplotlib inline\n!pip install torch\n"},
+        {"cell_type": "code", "source": ("def main() -> None:\n" + body).splitlines(keepends=True)},
+    ]
+    notebook = tmp_path / "train.ipynb"
+    notebook.write_text(json.dumps({"cells": cells, "nbformat": 4}))
+    (finding,) = lint([notebook]).findings
+    assert finding.file == f"{notebook}:cell 3"
+    assert finding.line == 6
+
+
+def test_standard_input_has_a_name_of_its_own() -> None:
+    (finding,) = lint(["-"], stdin=SICK.encode()).findings
+    assert finding.file == "<stdin>"
+    assert isinstance(finding.line, int)
+    assert SICK.splitlines()[finding.line - 1] + "\n" == SAMPLER
+
+
+@pytest.mark.parametrize(
+    ("comment", "ignored"),
+    [
+        (f"# ddpdoctor: ignore[{SLUG}]", True),
+        (f"# ddpdoctor: ignore[save-by-every-rank, {SLUG}]", True),
+        ("# ddpdoctor: ignore", True),
+        ("# ddpdoctor: ignore[save-by-every-rank]", False),
+        ("# noqa", False),
+    ],
+)
+@pytest.mark.parametrize("above", [False, True])
+def test_a_comment_takes_a_finding_out(comment: str, ignored: bool, above: bool) -> None:
+    line = f"    {comment}\n{SAMPLER}" if above else f"{SAMPLER.rstrip()}  {comment}\n"
+    result = lint(["-"], stdin=SICK.replace(SAMPLER, line).encode())
+    assert bool(result.findings) is not ignored
+    assert sum(script.ignored for script in result.judged) == ignored
+
+
+def test_the_projects_settings_choose(tmp_path: Path) -> None:
+    pytest.importorskip("tomllib", reason="it came with Python 3.11")
+    (tmp_path / "old").mkdir()
+    for name in ("train.py", "old/train.py"):
+        (tmp_path / name).write_text(SICK)
+    settings = tmp_path / "pyproject.toml"
+    settings.write_text('[tool.ddpdoctor.lint]\nexclude = ["old"]\n')
+    assert slugs(tmp_path) == [SLUG]
+    assert len(slugs(tmp_path, tmp_path / "old" / "train.py")) == 2, "who names it means it"
+    settings.write_text(f'[tool.ddpdoctor.lint]\nignore = ["{SLUG}"]\n')
+    assert slugs(tmp_path) == []
+    settings.write_text('[tool.ddpdoctor.lint]\nignore = ["no-such-check"]\n')
+    assert "no-such-check" in lint([tmp_path]).problems[0]
+    settings.write_text("[tool.ddpdoctor.lint]\nignores = []\n")
+    assert "don't count" in lint([tmp_path]).problems[0]
+
+
+def test_select_and_ignore(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SICK)
+    assert [finding.slug for finding in lint([script], select=["script"]).findings] == [SLUG]
+    assert not lint([script], ignore=[SLUG]).findings
+    with pytest.raises(UsageError, match="leave no check of scripts"):
+        lint([script], select=["shm-too-small"])
+    with pytest.raises(UsageError, match="there is no"):
+        lint([tmp_path / "none.py"])
+
+
+def test_a_script_of_one_process_gets_no_finding() -> None:
+    source = "import torch\nmodel = torch.nn.Linear(1, 1).cuda()\nmodel.load_state_dict(torch.load('a.pt'))\ntorch.save(model.state_dict(), 'a.pt')\n"
+    result = lint(["-"], stdin=source.encode())
+    assert not result.findings
+    assert "Nothing to judge" in result.to_text() or "No mistake" in result.to_text()
+
+
+def test_two_scripts_that_come_to_the_same_line_name_it_once(tmp_path: Path) -> None:
+    case = SCRIPTS / SLUG / "sick-three-files"
+    for name in ("train.py", "engine.py", "data.py"):
+        (tmp_path / name).write_text((case / name).read_text())
+    (tmp_path / "finetune.py").write_text((case / "train.py").read_text())
+    assert slugs(tmp_path) == [SLUG]
