@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import listed, plural
-from ddpdoctor.base.unknown import Maybe, if_known, known
+from ddpdoctor.base.unknown import Maybe, Unknown, if_known, known
 from ddpdoctor.engine.registry import check, judged_apart, required, requires
 from ddpdoctor.facts.fleet import Cell, Fleet, Node
-from ddpdoctor.facts.network import Network, Resolution
+from ddpdoctor.facts.network import NO_ANSWER, Network, Resolution
 from ddpdoctor.facts.snapshot import Environment, Meeting, Nccl
 from ddpdoctor.knowledge.interface_choice import (
     as_address,
@@ -102,19 +102,20 @@ def hostname_unresolvable(network: Network, environment: Environment) -> Iterato
     ## Fix
     Add `ADDRESS NAME` to /etc/hosts, or set `GLOO_SOCKET_IFNAME` to the interface.
     """
-    own = known(network.own_name)
-    if not own.error:
+    own = network.own_name
+    error = own.reason if isinstance(own, Unknown) and own.reason.startswith(NO_ANSWER) else known(own).error
+    if not error:
         return
     sign = if_known(several_nodes, environment, network, default="")
     gloo_is_told = bool(if_known(lambda: environment.get("GLOO_SOCKET_IFNAME"), default=""))
     line = shlex.quote(f"127.0.0.1 {network.hostname}")
     yield Finding.of(
-        f"This host's own name, {network.hostname}, doesn't resolve: {own.error}",
-        resolved(own),
+        f"This host's own name, {network.hostname}, doesn't resolve: {error}",
+        network.seen("own_name") if isinstance(own, Unknown) else resolved(own),
         intent(sign) if sign else None,
         hosts_fix(network) + without_root(network)
         or (by_root("Name the host in /etc/hosts", (f"echo {line} | sudo tee -a /etc/hosts",)),),
-        severity=FAIL if sign and not gloo_is_told else WARN if sign or "no answer" in own.error else INFO,
+        severity=FAIL if sign and not gloo_is_told else WARN if sign or error.startswith(NO_ANSWER) else INFO,
     )
     several_nodes(environment, network)
 
@@ -254,8 +255,10 @@ def _families_of_gloo(
 def _family_of_gloo(network: Network, environment: Environment, nccl: Nccl) -> Iterator[Finding]:
     sign = several_nodes(environment, network)
     master = network.master
-    address = nccl.gloo_address
-    if not sign or not address or not isinstance(master, Resolution) or not master.addresses:
+    if not sign or not isinstance(master, Resolution) or not master.addresses:
+        return
+    address = known(nccl.gloo_address)
+    if not address:
         return
     ours, theirs = as_address(address), {as_address(text).version for text in master.addresses}
     if ours.version == 6 and not ours.is_loopback and theirs == {4}:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix, Owner, Severity
 from ddpdoctor.base.text import listed
-from ddpdoctor.base.unknown import Maybe, Unknown, if_known, known
+from ddpdoctor.base.unknown import Maybe, Unknown, if_known, known, known_or
 from ddpdoctor.checks.network.interfaces import INTERNAL, has_nccl, named, needs_nccl
 from ddpdoctor.engine.registry import check, judged_apart, required, requires
 from ddpdoctor.facts.network import Interface, Network, Resolution
@@ -195,7 +195,9 @@ def gloo_wrong_interface(
             yield Finding.of(
                 f"gloo takes {took}: {_not_reached(found_out, to_master)}",
                 found_out.seen,
-                nccl.seen("gloo_interface", f"{took}, {if_known(lambda: nccl.gloo_reason, default='not known why')}"),
+                nccl.seen(
+                    "gloo_interface", f"{took}, {if_known(lambda: known(nccl.gloo_reason), default='not known why')}"
+                ),
                 own_name,
                 named_here,
                 hosts_fix(network),
@@ -208,19 +210,20 @@ def _gloo_by_its_rules(network: Network, environment: Environment, nccl: Nccl) -
     sign = several_nodes(environment, network)
     requires(sign, ONE_NODE)
     taken = required(known(nccl.gloo_interface), "gloo finds no address")
-    address = required(nccl.gloo_address, "gloo finds no address")
+    address = required(known(nccl.gloo_address), "gloo finds no address")
     found, way = required(named(taken, network), NO_WAY), required(_way_known(network), NO_WAY)
     own = network.own_name
-    foreign = nccl.gloo_reason == FELL_BACK and isinstance(own, Resolution) and bool(own.addresses)
+    fell_back = found.loopback and known(nccl.gloo_reason) == FELL_BACK
+    foreign = fell_back and isinstance(own, Resolution) and bool(own.addresses)
     # A hostname that doesn't resolve, or resolves to the loopback, has a check of its own.
     if taken == way or (found.loopback and not foreign) or (not found.loopback and not _internal(found, address)):
-        if found.loopback and nccl.gloo_reason == FELL_BACK:
+        if fell_back:
             known(own)
         return
     why = "no address of the hostname is this host's" if foreign else f"an address of {taken}, which leads elsewhere"
     yield Finding.of(
         f"gloo will offer the other nodes {address}: {why}; they are reached by {way}",
-        nccl.seen("gloo_interface", f"{taken} ({address}), {nccl.gloo_reason}"),
+        nccl.seen("gloo_interface", f"{taken} ({address}), {known_or(nccl.gloo_reason, 'not known why')}"),
         None if isinstance(own, Unknown) else resolved(own),
         intent(sign),
         Fix(f"Name {way}; on other nodes, theirs", interface_settings(way)[:1], appliable=True),

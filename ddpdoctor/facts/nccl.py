@@ -23,8 +23,8 @@ class Nccl(Facts, frozen=True, kw_only=True):
     predicted_address: Annotated[str | None, Source("NCCL's rules over this host's interfaces")] = None
     gloo_interface: Annotated[Maybe[str | None], Source("gloo's rules over this host's interfaces")] = None
     """None: gloo will fail to find its address."""
-    gloo_address: Annotated[str | None, Source("gloo's rules over this host's interfaces")] = None
-    gloo_reason: Annotated[str, Source("gloo's rules over this host's interfaces")] = ""
+    gloo_address: Annotated[Maybe[str | None], Source("gloo's rules over this host's interfaces")] = None
+    gloo_reason: Annotated[Maybe[str], Source("gloo's rules over this host's interfaces")] = ""
     """"GLOO_SOCKET_IFNAME", "hostname resolves to it", "fell back to 127.0.0.1" ..."""
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 
@@ -46,6 +46,10 @@ class Listener(msgspec.Struct, frozen=True, kw_only=True):
     listening: bool = True
     same_job: bool = False
     """It is an ancestor of ours, or was started with our SLURM_JOB_ID or TORCHELASTIC_RUN_ID."""
+
+
+NO_ANSWER: Final = "no answer"
+"""What the reason begins with by which a name is unknown, where no resolver answered in time."""
 
 
 class Resolution(Facts, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
-from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.base.unknown import Unknown, known_or
 from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.knowledge.interface_choice import as_address
@@ -125,7 +125,10 @@ def listening_places(snapshot: Snapshot, address: str) -> dict[str, str]:
     places = {"route": address}
     nccl = snapshot.nccl
     if isinstance(nccl, Nccl):
-        for kind, offered in (("nccl", nccl.answer_address or nccl.predicted_address), ("gloo", nccl.gloo_address)):
+        for kind, offered in (
+            ("nccl", nccl.answer_address or nccl.predicted_address),
+            ("gloo", known_or(nccl.gloo_address, None)),
+        ):
             # A link-local address means nothing without the name of an interface, which the others may call otherwise.
             if offered and offered != address and not (":" in offered and as_address(offered).is_link_local):
                 places[kind] = offered

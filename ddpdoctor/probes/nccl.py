@@ -158,12 +158,17 @@ def _predict(context: Context, found: Nccl, network: Network | Unknown) -> Nccl:
         comm_id=setting("NCCL_COMM_ID"),
         version=version_of(found.version),
     )
-    own = network.own_name.addresses if isinstance(network.own_name, Resolution) else ()
-    gloo = gloo_choice(network.interfaces, own, ifname=context.environ.get("GLOO_SOCKET_IFNAME", ""))
-    return msgspec.structs.replace(
+    found = msgspec.structs.replace(
         found,
         predicted_interface=choices[0].interface if choices else None,
         predicted_address=choices[0].address if choices else None,
+    )
+    own, ifname = network.own_name, context.environ.get("GLOO_SOCKET_IFNAME", "")
+    if isinstance(own, Unknown) and not ifname:
+        return msgspec.structs.replace(found, gloo_interface=own, gloo_address=own, gloo_reason=own)
+    gloo = gloo_choice(network.interfaces, own.addresses if isinstance(own, Resolution) else (), ifname=ifname)
+    return msgspec.structs.replace(
+        found,
         gloo_interface=gloo.interface if gloo else None,
         gloo_address=gloo.address if gloo else None,
         gloo_reason=gloo.reason if gloo else "",

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.facts.network import Interface, Network, Resolution
+from ddpdoctor.facts.network import NO_ANSWER, Interface, Network, Resolution
 from ddpdoctor.knowledge.interface_choice import interface_with
 from ddpdoctor.knowledge.launchers import master_address, master_port, split_endpoint, store_endpoint
 from ddpdoctor.probes.context import Context
@@ -42,13 +42,17 @@ def resolve(name: str) -> Resolution:
 def ask_resolver(name: str) -> Callable[[], Resolution]:
     """Start resolving a name; the call that comes back gives the answer, or that there was none in time."""
     resolving = ThreadedCall(lambda: resolve(name), RESOLVER_SECONDS)
-    silent = Resolution(name=name, error=f"no answer within {RESOLVER_SECONDS:.0f} s", seconds=RESOLVER_SECONDS)
+    silent = Resolution(name=name, error=_no_answer(), seconds=RESOLVER_SECONDS)
     return lambda: resolving.result(silent)
+
+
+def _no_answer() -> str:
+    return f"{NO_ANSWER} within {RESOLVER_SECONDS:.0f} s"
 
 
 def probe(context: Context) -> Network | Unknown:
     hostname = socket.gethostname()
-    own_name = ask_resolver(hostname)
+    own_name = ThreadedCall(lambda: resolve(hostname), RESOLVER_SECONDS)
     fqdn = ThreadedCall(lambda: _full_name(hostname), RESOLVER_SECONDS)
     master_name = master_address(context.environ)
     master = ask_resolver(master_name) if master_name else lambda: None
@@ -68,7 +72,7 @@ def probe(context: Context) -> Network | Unknown:
     return Network(
         hostname=hostname,
         fqdn=fqdn.result(hostname),
-        own_name=own_name(),
+        own_name=own_name.result(Unknown(_no_answer())),
         master=master_found,
         rendezvous=rendezvous(),
         interfaces=interfaces,

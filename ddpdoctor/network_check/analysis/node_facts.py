@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from ddpdoctor.base.text import dotted
-from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown
+from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known_or
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.fleet import Node
 from ddpdoctor.facts.nccl import Nccl
@@ -69,7 +69,7 @@ def node_of(
         port_range=NETWORK_UNKNOWN if isinstance(port_range, Unknown) else port_range,
         nccl_interface=nccl.interface if nccl else None,
         nccl_address=(nccl.answer_address or nccl.predicted_address) if nccl else None,
-        gloo_address=nccl.gloo_address if nccl else None,
+        gloo_address=known_or(nccl.gloo_address, None) if nccl else None,
         families=_families(network) if network else "",
         ddpdoctor=snapshot.tool_version,
         python=_python(snapshot.target_python),
