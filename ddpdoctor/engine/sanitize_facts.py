@@ -7,10 +7,10 @@ anything. All of it is quoted besides where a command is made of it.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Iterator, Sequence
 from functools import cache
-from socket import AF_INET, AF_INET6, inet_pton
 from typing import Final, TypeVar
 
 import msgspec
@@ -70,11 +70,9 @@ def is_address(text: str) -> bool:
     address, percent, zone = address.partition("%")
     if (slash and not (length.isascii() and length.isdecimal())) or (percent and not _is(zone, "an interface's name")):
         return False
-    family, bits = (AF_INET6, 128) if ":" in address else (AF_INET, 32)
     try:
-        inet_pton(family, address)
-        return not slash or int(length) <= bits
-    except (OSError, ValueError):
+        return int(length or 0) <= ipaddress.ip_address(address).max_prefixlen
+    except ValueError:
         return False
 
 

@@ -7,7 +7,6 @@ copies or prints the struct: nothing is ever answered by what isn't there.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
@@ -101,7 +100,7 @@ class VaryingFields:
         names, ways = self._fields.get(type(struct), ()), self._ways.get(type(struct), ())
         if not names and not ways:
             return struct
-        copied = copy.copy(struct)
+        copied = msgspec.structs.replace(struct)
         for name in ways:
             if name not in names:
                 value = getattr(struct, name)
