@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import IO, Final
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import IO, Final, NamedTuple
 
 import msgspec
 
 from ddpdoctor.base.regular_files import open_regular
 from ddpdoctor.base.text import clip, one_line
-from ddpdoctor.engine.snapshot_lines import SnapshotLines
+from ddpdoctor.engine.snapshot_lines import MARK, SnapshotLines
 
 MAX_SNAPSHOT_BYTES: Final = 8 * 1024 * 1024
 """A real snapshot has some tens of kilobytes; ten thousand are to be read in little memory."""
@@ -46,7 +47,7 @@ def find_sources(inputs: Iterable[str], stdin: IO[bytes] | None) -> Iterator[Sna
     """
     for name in inputs:
         if name == STDIN:
-            yield from _lines(stdin) if stdin else ()
+            yield from _Lines("standard input, ").read(stdin) if stdin else ()
         elif os.path.isdir(name):  # noqa: PTH112 (a name may be no path's)
             yield from _folder(name)
         else:
@@ -77,9 +78,9 @@ def read_source(source: SnapshotSource) -> Iterator[SnapshotSource]:
     try:
         with os.fdopen(open_regular(source.path), "rb") as file:
             content = file.read(MAX_SNAPSHOT_BYTES + 1)
-            if _begins_in_lines(content):
+            if not _is_one_document(content):
                 file.seek(0)
-                yield from _lines(file, f"{source.name}, ")
+                yield from _Lines(f"{source.name}, ", file=source.name).read(file)
             elif len(content) <= MAX_SNAPSHOT_BYTES:
                 yield SnapshotSource(source.name, content=content)
             else:
@@ -89,60 +90,160 @@ def read_source(source: SnapshotSource) -> Iterator[SnapshotSource]:
         yield SnapshotSource(source.name, problem=f"{source.name}: {reason or error}")
 
 
-def _begins_in_lines(content: bytes) -> bool:
-    """Whether the first line holds a snapshot, and there are more lines."""
-    first, _, rest = content[:MAX_SNAPSHOT_BYTES].lstrip().partition(b"\n")
-    return bool(rest.strip()) and (b"ddpdoctor_snapshot" in first or b"ddpdoctor-snapshot" in first)
+def _is_one_document(content: bytes) -> bool:
+    """Whether that is one snapshot from its first character on, or nothing: no second one begins at the begin of a line, nor after a whole one."""
+    begin = content[:MAX_SNAPSHOT_BYTES].lstrip()
+    first, _, rest = begin.partition(b"\n")
+    has_more = b"\n{" in rest or (bool(rest.strip()) and b"ddpdoctor_snapshot" in first)
+    return not begin or (begin.startswith(b"{") and not has_more)
 
 
 def _too_large(name: str) -> str:
     return f"{name}: larger than {MAX_SNAPSHOT_BYTES >> 20} MiB, so this is no snapshot; nothing of it was used"
 
 
-# --- a pipe ---------------------------------------------------------------------------------------------------------------------
+# --- lines ----------------------------------------------------------------------------------------------------------------------
 
-_JSON: Final = re.compile(rb"[^{]{0,%d}?\{" % MAX_PREFIX)
-_BEGINNING: Final = re.compile(rb'\{\s*\Z|[^{]{0,%d}?\{\s*"ddpdoctor_snapshot"' % MAX_PREFIX)
-"""Of a line with which a snapshot begins, and which therefore is no part of an indented one that came before it."""
+_OPENING: Final = re.compile(rb'([^{}"]{0,%d})\{\s*' % MAX_PREFIX)
+"""The first line of an indented snapshot; within one a brace stands behind a name or blanks alone."""
+_JSON: Final = re.compile(rb'([^{"]{0,%d})\{\s*(?:["}]|\Z)' % MAX_PREFIX)
+_INNER: Final = frozenset((b" ", b"\t", b'"', b"}", b"]"))
+"""How lines of an indented snapshot begin."""
+MAX_PENDING_BYTES: Final = 128 * 1024 * 1024
+"""Of indented snapshots that haven't arrived whole."""
+PENDING_OVERHEAD: Final = 512
 
 
-def _lines(stream: IO[bytes], where: str = "") -> Iterator[SnapshotSource]:
-    """The snapshots in a stream, each as soon as it is there."""
-    packed = SnapshotLines()
-    foreign = _ForeignLines(where or "standard input, ")
-    indented = bytearray()
-    for number, line in enumerate(_bounded(stream), 1):
-        name = f"{where}line {number}"
-        is_too_long = len(line) > MAX_SNAPSHOT_BYTES
-        whole = None if is_too_long else packed.add(line)
-        if indented and (whole is not None or _BEGINNING.match(line)):
-            yield SnapshotSource(f"{where}line {number - 1}", content=bytes(indented))
-            indented.clear()
-        if is_too_long:
+class _Lines:
+    """The snapshots in lines, each as soon as it is whole; those of several hosts may come mixed.
+
+    Args:
+        where: stands in front of a line's number.
+        file: its name, where these are a file's.
+    """
+
+    def __init__(self, where: str, file: str = "") -> None:
+        self._where = where
+        self._file = file
+        self._packed = SnapshotLines()
+        self._indented = _IndentedSnapshots()
+        self._foreign = _ForeignLines()
+        self._labels: set[str] = set()
+        self._found_at: list[int] = []
+
+    def read(self, stream: IO[bytes]) -> Iterator[SnapshotSource]:
+        """Read to the end, and then say of whatever else there was that it is no snapshot."""
+        read, first = 0, b""
+        for number, line in enumerate(_bounded(stream), 1):
+            read += len(line)
+            first = first or line.strip()
+            yield from self._snapshots(f"{self._where}line {number}", number, line)
+            if self._file and not self._found_at and read > MAX_SNAPSHOT_BYTES:
+                break
+        for name, number, prefix, content in self._indented.cut():
+            yield self._snapshot(name, number, prefix, content)
+        lacks = [f"{self._where}{lack}; was the command ended, or its output cut?" for lack in self._packed.lacking()]
+        if self._file and not self._found_at and not lacks:
+            begin = clip(one_line(first.decode(errors="replace")))
+            yield SnapshotSource("", problem=f"{self._file}: there is no snapshot in it; it begins: {begin}")
+            return
+        for problem in lacks:
+            yield SnapshotSource("", problem=problem)
+        # A file with one snapshot is one host's: what came before it is a banner, or the word of a module.
+        begin_at = self._found_at[0] if self._file and len(self._found_at) == 1 else 0
+        for problem in self._foreign.problems(self._labels, begin_at):
+            yield SnapshotSource("", problem=f"{self._where}{problem}")
+
+    def _snapshots(self, name: str, number: int, line: bytes) -> Iterator[SnapshotSource]:
+        if len(line) > MAX_SNAPSHOT_BYTES:
             yield SnapshotSource(name, problem=_too_large(name))
-        elif whole is not None:
+        elif (whole := self._packed.add(line)) is not None:
+            self._labels.add(_label(line[: line.index(MARK)]))
             if whole:
-                yield SnapshotSource(name, content=whole)
-        elif indented or line.rstrip() == b"{":
-            indented += line
-            if line.rstrip() == b"}" or len(indented) > MAX_SNAPSHOT_BYTES:
-                yield SnapshotSource(name, content=bytes(indented))
-                indented.clear()
+                yield self._snapshot(name, number, b"", whole)
+        elif (indented := self._indented.add(name, number, line)) is not None:
+            for snapshot in indented:
+                yield self._snapshot(*snapshot)
         elif matched := _JSON.match(line):
-            label = _label(line[: matched.end() - 1])
-            yield SnapshotSource(f"{name}{f' ({label})' if label else ''}", content=line[matched.end() - 1 :].rstrip())
+            yield self._snapshot(name, number, matched[1], line[matched.end(1) :].rstrip())
         elif line.strip():
-            foreign.add(number, line)
-    if indented:
-        yield SnapshotSource(f"{where}the last lines", content=bytes(indented))
-    for lack in packed.lacking():
-        yield SnapshotSource("", problem=f"{where}{lack}; was the command ended, or its output cut?")
-    yield from foreign.problems()
+            self._foreign.add(number, line)
+
+    def _snapshot(self, name: str, number: int, prefix: bytes, content: bytes) -> SnapshotSource:
+        label = _label(prefix)
+        self._labels.add(label)
+        self._found_at.append(number)
+        return SnapshotSource(f"{name} ({label})" if label else name, content=content)
+
+
+class _Indented(NamedTuple):
+    """A snapshot of several lines, as far as it has come. begin: the name and number of its first line."""
+
+    begin: tuple[str, int]
+    prefix: bytes
+    content: bytearray
+
+    @property
+    def whole(self) -> tuple[str, int, bytes, bytes]:
+        """As it is handed on."""
+        return *self.begin, self.prefix, bytes(self.content)
+
+
+class _IndentedSnapshots:
+    """Puts together what was written in several lines. A launcher puts the same words before each of a host's lines, and may mix hosts."""
+
+    def __init__(self) -> None:
+        self._open: dict[bytes, _Indented] = {}
+        self._lengths: Counter[int] = Counter()
+        self._bytes = 0
+
+    def add(self, name: str, number: int, line: bytes) -> list[tuple[str, int, bytes, bytes]] | None:
+        """Take a line, and give back what is whole by it, or has to be given up; None where it is no line of such a snapshot."""
+        closed = []
+        snapshot = self._continued_by(line)
+        opening = None if snapshot and snapshot.prefix else _OPENING.fullmatch(line)
+        if opening and (not opening[1] or opening[1].strip()):
+            prefix = opening[1]
+            if prefix in self._open:
+                closed.append(self._close(prefix))
+            self._open[prefix] = _Indented((name, number), prefix, bytearray(line[len(prefix) :]))
+            self._lengths[len(prefix)] += 1
+            self._bytes += len(line) + PENDING_OVERHEAD
+        elif snapshot:
+            rest = line[len(snapshot.prefix) :]
+            snapshot.content.extend(rest)
+            self._bytes += len(rest)
+            if rest.rstrip() == b"}" or len(snapshot.content) > MAX_SNAPSHOT_BYTES:
+                closed.append(self._close(snapshot.prefix))
+        else:
+            return None
+        while self._bytes > MAX_PENDING_BYTES:
+            closed.append(self._close(next(iter(self._open))))
+        return closed
+
+    def _continued_by(self, line: bytes) -> _Indented | None:
+        for length in sorted(self._lengths, reverse=True):
+            if line[length : length + 1] in _INNER and (snapshot := self._open.get(line[:length])):
+                return snapshot
+        return None
+
+    def _close(self, prefix: bytes) -> tuple[str, int, bytes, bytes]:
+        snapshot = self._open.pop(prefix)
+        self._bytes -= len(prefix) + len(snapshot.content) + PENDING_OVERHEAD
+        self._lengths[len(prefix)] -= 1
+        if not self._lengths[len(prefix)]:
+            del self._lengths[len(prefix)]
+        return snapshot.whole
+
+    def cut(self) -> Iterator[tuple[str, int, bytes, bytes]]:
+        """What has not come to its end."""
+        for prefix in list(self._open):
+            yield self._close(prefix)
 
 
 def _label(prefix: bytes) -> str:
-    """A launcher's words before a line, as they may be shown."""
-    return clip(one_line(prefix.decode(errors="replace")).strip(" :"), 80)
+    """A launcher's words before a line, as they may be shown; the same for what goes to standard error."""
+    return clip(one_line(prefix.replace(b"<stderr>", b"<stdout>").decode(errors="replace")).strip(" :"), 80)
 
 
 def _bounded(stream: IO[bytes]) -> Iterator[bytes]:
@@ -156,35 +257,53 @@ def _bounded(stream: IO[bytes]) -> Iterator[bytes]:
 class _ForeignLines:
     """Lines in which there is no snapshot: "node07: bash: ddpdoctor: command not found". Those that say the same are named once."""
 
-    MOST = 200
+    MAX_TEXTS = 200
+    MAX_LINES = 20_000
     SHOWN = 3
 
-    def __init__(self, where: str) -> None:
-        self._where = where
-        self._labels: dict[str, list[str]] = {}
+    def __init__(self) -> None:
+        self._lines: dict[str, list[tuple[str, int]]] = {}
+        self._count = 0
         self._more = 0
 
     def add(self, number: int, line: bytes) -> None:
-        text = one_line(line.decode(errors="replace"))
-        label, colon, words = text.partition(": ")
-        # pdsh, clush and srun put the host or the task there.
-        if not colon or " " in label or len(label) > MAX_PREFIX:
-            label, words = f"line {number}", text
-        labels = self._labels.get(words)
-        if labels is None and len(self._labels) >= self.MOST:
+        label, words = _label_and_words(line[:MAX_FOREIGN_BYTES])
+        if self._count >= self.MAX_LINES or (words not in self._lines and len(self._lines) >= self.MAX_TEXTS):
             self._more += 1
-        elif labels is None:
-            self._labels[words] = [label]
-        elif len(labels) < self.SHOWN + 1:
-            labels.append(label)
+        else:
+            self._count += 1
+            self._lines.setdefault(words, []).append((label, number))
 
-    def problems(self) -> Iterator[SnapshotSource]:
-        """A problem for each text."""
-        for words, labels in self._labels.items():
-            named = ", ".join(labels[: self.SHOWN]) + (" and others" if len(labels) > self.SHOWN else "")
-            yield SnapshotSource("", problem=f"{self._where}{named}: no snapshot, but: {clip(words)}")
+    def problems(self, answered: Collection[str], begin_at: int) -> Iterator[str]:
+        """A problem for each text.
+
+        Args:
+            answered: labels of which snapshots came, too; "" alone where the snapshots have none.
+            begin_at: lines without a label up to this one are passed over.
+        """
+        has_labels = any(answered)
+        for words, lines in self._lines.items():
+            labels = [
+                label or f"line {number}"
+                for label, number in lines
+                if (label not in answered if label and has_labels else number > begin_at)
+            ]
+            if labels:
+                named = ", ".join(labels[: self.SHOWN]) + (" and others" if len(labels) > self.SHOWN else "")
+                yield f"{named}: no snapshot, but: {clip(words)}"
         if self._more:
-            yield SnapshotSource("", problem=f"{self._where}{self._more} more lines that hold no snapshot")
+            yield f"{self._more} more lines that hold no snapshot"
+
+
+MAX_FOREIGN_BYTES: Final = 4096
+_LABELLED: Final = re.compile(rb"\s*(\[[^\]\s]{1,300}\](?:<std(?:out|err)>:|:? )|\S{1,300}?: )\s*(.*)", re.DOTALL)
+"""A host or a task as pdsh, clush, srun, mpirun and kubectl put it there, and what comes after it."""
+
+
+def _label_and_words(line: bytes) -> tuple[str, str]:
+    matched = _LABELLED.fullmatch(line)
+    label, words = matched.groups() if matched else (b"", line)
+    return _label(label), one_line(words.decode(errors="replace")).strip()
 
 
 def batches(sources: Iterable[SnapshotSource], size: int) -> Iterator[Sequence[SnapshotSource]]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import time
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -45,18 +47,137 @@ PREFIXES = {
 }
 
 
+FORMS: dict[str, Callable[[Snapshot], str]] = {
+    "one line": lambda snapshot: encode_line(snapshot).decode(),
+    "short lines": to_lines,
+    "indented": lambda snapshot: encode_snapshot(snapshot).decode(),
+}
+
+
+def launched(launcher: str, form: str) -> tuple[list[str], list[str]]:
+    """The lines of two hosts, as the launcher hands them on."""
+    first, second = (
+        [f"{prefix}{line}" for line in FORMS[form](host(name)).splitlines()]
+        for prefix, name in zip(PREFIXES[launcher], ("node01", "node02"), strict=True)
+    )
+    return first, second
+
+
+def mixed(first: list[str], second: list[str]) -> str:
+    """A line of the one and a line of the other in turn."""
+    pairs = itertools.zip_longest(first, second)
+    return "\n".join(line for pair in pairs for line in pair if line is not None) + "\n"
+
+
 @pytest.mark.parametrize("launcher", PREFIXES)
-@pytest.mark.parametrize("form", ["one line", "short lines"])
+@pytest.mark.parametrize("form", FORMS)
 def test_a_pipe_with_a_launchers_prefixes(launcher: str, form: str) -> None:
-    texts = [
-        (encode_line(host(name)).decode() if form == "one line" else to_lines(host(name))).splitlines()
-        for name in ("node01", "node02")
-    ]
-    labelled = [[f"{prefix}{line}" for line in lines] for prefix, lines in zip(PREFIXES[launcher], texts, strict=True)]
-    mixed = [line for pair in zip(*labelled, strict=False) for line in pair]
-    rest = [line for lines in labelled for line in lines[min(map(len, labelled)) :]]
-    sweep = swept("-", stdin="\n".join([*mixed, *rest]).encode())
+    first, second = launched(launcher, form)
+    # Without prefixes nobody can tell whose an indented line is.
+    text = "\n".join([*first, *second]) if (launcher, form) == ("none", "indented") else mixed(first, second)
+    sweep = swept("-", stdin=text.encode())
     assert (sorted(sweep.hosts), sweep.problems) == (["node01", "node02"], [])
+
+
+@pytest.mark.parametrize("launcher", [launcher for launcher in PREFIXES if launcher != "none"])
+@pytest.mark.parametrize("form", FORMS)
+def test_what_a_host_prints_beside_its_snapshot_is_no_problem(launcher: str, form: str, tmp_path: Path) -> None:
+    first, second = launched(launcher, form)
+    # To standard error, which mpirun marks.
+    noise = [f"{prefix.replace('stdout', 'stderr')}Loading cuda/12.4" for prefix in PREFIXES[launcher]]
+    text = mixed([noise[0], *first[:-1], noise[0], first[-1]], [noise[1], *second, noise[1]])
+    (tmp_path / "job.out").write_text(text)
+    for inputs in (("-",), (str(tmp_path),)):
+        sweep = swept(*inputs, stdin=text.encode())
+        assert (sorted(sweep.hosts), sweep.problems) == (["node01", "node02"], [])
+
+
+def test_a_host_that_prints_something_else_alone_is_a_problem() -> None:
+    first, _ = launched("pdsh and clush", "indented")
+    sweep = swept("-", stdin=("\n".join(first) + "\nnode02: Loading cuda/12.4\n").encode())
+    assert list(sweep.hosts) == ["node01"]
+    assert sweep.problems == ["standard input, node02: no snapshot, but: Loading cuda/12.4"]
+
+
+BANNERS = {
+    "module": "Loading cuda/12.4\n  Loading requirement: gcc/12\n",
+    "MPI": "[n1:00123] WARNING: There was an error initializing an OpenFabrics device.\n\n  Local host: n1\n",
+    "login": "*" * 70 + "\n* Authorised users only {see policy}. *\n" + "*" * 70 + "\n",
+    "escapes": "\x1b[2J\x1b]0;x\x07 welcome\n",
+    "brace": "motd {\n",
+}
+
+
+@pytest.mark.parametrize("banner", BANNERS)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_saved_file_that_begins_with_something_else(form: str, banner: str, tmp_path: Path) -> None:
+    (tmp_path / "n1.json").write_text(BANNERS[banner] + FORMS[form](host("n1")))
+    sweep = swept(str(tmp_path))
+    assert list(sweep.hosts) == ["n1"]
+    # It may be all that is left of another host's.
+    assert len(sweep.problems) == (banner == "brace")
+
+
+def test_what_comes_after_a_files_snapshot_and_between_two_is_named(tmp_path: Path) -> None:
+    (tmp_path / "after.out").write_text(FORMS["one line"](host("n1")) + "srun: error: n2: task 1: Exited\n")
+    first, second = FORMS["indented"](host("n3")), FORMS["one line"](host("n4"))
+    (tmp_path / "two.out").write_text(f"lost\n{first}{second}")
+    sweep = swept(str(tmp_path))
+    assert sorted(sweep.hosts) == ["n1", "n3", "n4"]
+    assert [problem.removeprefix(f"{tmp_path}/") for problem in sweep.problems] == [
+        "after.out, srun: no snapshot, but: error: n2: task 1: Exited",
+        "two.out, line 1: no snapshot, but: lost",
+    ]
+
+
+def test_a_file_without_a_snapshot_is_one_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.log").write_text("".join(f"epoch {number}\n" for number in range(5000)))
+    monkeypatch.setattr(sources, "MAX_SNAPSHOT_BYTES", 1 << 16)
+    (tmp_path / "large.log").write_bytes((b"\xff\x00\n" * 100_000) + GOOD)
+    sweep = swept(str(tmp_path))
+    assert [problem.removeprefix(f"{tmp_path}/") for problem in sweep.problems] == [
+        "large.log: there is no snapshot in it; it begins: \ufffd\\x00",
+        "train.log: there is no snapshot in it; it begins: epoch 0",
+    ]
+
+
+def test_indented_snapshots_in_one_file(tmp_path: Path) -> None:
+    (tmp_path / "all.json").write_bytes(b"".join(encode_snapshot(host(name)) for name in ("n1", "n2", "n3")))
+    sweep = swept(str(tmp_path))
+    assert (sorted(sweep.hosts), sweep.problems) == (["n1", "n2", "n3"], [])
+
+
+def test_an_indented_snapshot_that_is_cut_costs_no_other_host() -> None:
+    first, second = launched("srun", "indented")
+    third = [line.replace("1: ", "2: ", 1).replace("node02", "node03") for line in second]
+    sweep = swept("-", stdin=mixed(first, [*second[:40], *second, *third[:40]]).encode())
+    assert sorted(sweep.hosts) == ["node01", "node02"]
+    assert len(sweep.problems) == 2
+    assert all("ends too early" in problem for problem in sweep.problems)
+    assert "(1)" in sweep.problems[0]
+    assert "(2)" in sweep.problems[1]
+
+
+def test_beginnings_without_an_end_fill_no_memory_and_take_no_longer_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "MAX_PENDING_BYTES", 1 << 20)
+    body = b"n%d:  " + b"x" * 5000 + b"\n"
+
+    def seconds(hosts: int) -> float:
+        lines = b"".join(b"n%d: {\n" % number + body % number for number in range(hosts))
+        judge = FleetJudge(())
+        began = time.process_time()
+        tracemalloc.start()
+        try:
+            for source in find_sources(["-"], io.BytesIO(lines)):
+                judge_all(judge, [source])
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert most < 8 << 20
+        assert len(judge.sweep.problems) == hosts
+        return time.process_time() - began
+
+    assert seconds(900) < 30 * (seconds(90) + 0.01)
 
 
 def test_indented_snapshots_one_after_the_other() -> None:
