@@ -54,7 +54,7 @@ class FleetResult(CommandResult):
     @property
     def failing(self) -> tuple[str, ...]:
         """All others: sick, absent, other than the baseline, or not judged."""
-        return tuple(sorted(self.outcome.failing))
+        return tuple(sorted(self.outcome.exclusions))
 
     def document(self, *, verbose: bool = False, quiet: bool = False) -> Document:
         return self._document(verbose=verbose, quiet=quiet)

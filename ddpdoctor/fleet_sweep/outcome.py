@@ -78,7 +78,7 @@ class FleetOutcome:
         return answers
 
     @cached_property
-    def failing(self) -> dict[str, str]:
+    def exclusions(self) -> dict[str, str]:
         """Hosts on which no job should be put, and why: an absent one, one that is judged sick, differs from the baseline, or could not be judged
         or held against it.
 
@@ -115,7 +115,7 @@ class FleetOutcome:
     @cached_property
     def passing(self) -> tuple[str, ...]:
         """All other hosts."""
-        return tuple(name for name in sorted(self.sweep.hosts) if name not in self.failing)
+        return tuple(name for name in sorted(self.sweep.hosts) if name not in self.exclusions)
 
     @cached_property
     def odd_hosts(self) -> dict[str, list[str]]:

@@ -35,6 +35,7 @@ PATH_CHARACTERS: Final = 100
 MAX_ROWS: Final = 25
 """Of one table; -v shows all."""
 MAX_PROBLEMS: Final = 20
+BASELINE: Final = "in the baseline"
 SETUP_FACTS: Final = 8
 
 _NOT_JUDGED: Final = StyledText("not judged", "bold magenta")
@@ -119,8 +120,6 @@ class _Writer:
             )
             if tally[verdict]
         ]
-        if self._outcome.absent:
-            parts.append(f"{len(self._outcome.absent):,} did not answer")
         if self._outcome.not_held:
             parts.append(f"{len(self._outcome.not_held):,} could not be held against the baseline")
         if self._outcome.odd_hosts:
@@ -128,13 +127,19 @@ class _Writer:
             parts.append(
                 f"{odd:,} {'differs' if odd == 1 else 'differ'} from hosts like {'it' if odd == 1 else 'them'}"
             )
-        return f"Of {plural(len(hosts), 'host')} {', '.join(parts)}"
+        absent = f"; {len(self._outcome.absent):,} more did not answer" if self._outcome.absent else ""
+        return f"Of {plural(len(hosts), 'host')} {', '.join(parts)}{absent}"
 
     def counts(self) -> str:
         problems = len(self._outcome.problems) + max(0, self._outcome.sweep.unnamed_problems - 1)
         return f"{plural(problems, 'problem')} with what was read." if problems else ""
 
     def hints(self) -> Iterator[Words]:
+        if names := sorted(self._outcome.exclusions):
+            clipped = (
+                "" if self._verbose or len(hosts_text(names)) <= HOSTS_CHARACTERS else "; --nodes-out . writes all"
+            )
+            yield f"Put no job on: {self._hosts(names)}{clipped}"
         worst = next(iter(self._outcome.by_finding), None)
         if worst and worst[0].severity is not Severity.INFO:
             yield f"More on the first: ddpdoctor explain {worst[0].slug}"
@@ -151,7 +156,7 @@ class _Writer:
                 f"{found.slug}: {self._hosts(names)}: {self._text(found.finding.summary)}",
             )
         for fact in self._outcome.held.deviations if self._outcome.held else ():
-            yield StyledText("FAIL  ", STYLES[Severity.FAIL]), f"baseline: {self._odd_words(fact)}"
+            yield StyledText("FAIL  ", STYLES[Severity.FAIL]), f"baseline: {self._odd_words(fact, BASELINE)}"
         for why, names in grouped(self._outcome.not_held, self._outcome.not_held.__getitem__).items():
             yield _NOT_JUDGED, f"  {self._hosts(names)}: {self._text(why)}"
         for group in self._outcome.groups:
@@ -214,7 +219,7 @@ class _Writer:
             return
         blocks: list[Block] = []
         if held.deviations:
-            blocks.append(self._fact_table(held.deviations))
+            blocks.append(self._fact_table(held.deviations, BASELINE))
         if held.unknown:
             hosts = sorted({name for fact in held.unknown for name in fact.hosts})
             text = f"Unknown on {self._hosts(hosts)}, so that nobody can say: {_paths(held.unknown)}"
@@ -253,18 +258,18 @@ class _Writer:
             blocks.append(Paragraph(f"All {plural(group.compared, 'fact')} are the same.", "", 0, 2))
         yield Section(tuple(blocks), f"The odd ones out of {plural(len(group.hosts), 'host')} with {group.label}")
 
-    def _fact_table(self, facts: Sequence[OddFact]) -> Table:
+    def _fact_table(self, facts: Sequence[OddFact], standard: str = "") -> Table:
         shown = facts if self._verbose else facts[:MAX_ROWS]
-        rows = [Row((f"{len(fact.hosts):,}",), self._odd_words(fact)) for fact in shown]
+        rows = [Row((f"{len(fact.hosts):,}",), self._odd_words(fact, standard)) for fact in shown]
         if len(facts) > len(shown):
             rest = facts[len(shown) :]
             hosts = sorted({name for fact in rest for name in fact.hosts})
             rows.append(Row((f"{len(hosts):,}",), f"{len(rest):,} more facts, on {self._hosts(hosts)}; -v shows each"))
         return Table((Column("hosts", right=True),), tuple(rows), 0)
 
-    def _odd_words(self, fact: OddFact) -> str:
+    def _odd_words(self, fact: OddFact, standard: str = "") -> str:
         path = fact.path if self._verbose else clip_middle(fact.path, PATH_CHARACTERS)
-        return f"{self._text(path)}: {self._hosts(fact.hosts)}: {self._text(_difference(fact))}"
+        return f"{self._text(path)}: {self._hosts(fact.hosts)}: {self._text(_difference(fact, standard))}"
 
     def _since(self) -> Iterator[Section]:
         changes = self._outcome.changes
@@ -317,15 +322,15 @@ def _value(fact: OddFact) -> str:
     return _shown(fact.value)
 
 
-def _difference(fact: OddFact) -> str:
-    """What a host has, and what those like it have."""
+def _difference(fact: OddFact, standard: str = "") -> str:
+    """What a host has, and what those like it have, or what the standard does that it is held against."""
     expected = fact.expected or ""
     if fact.path == CLOCK:
         return f"taken at {_value(fact)}, most at about {_shown(expected)}: an old snapshot, or a wrong clock"
     here, others = shown_value(fact.value), shown_value(expected)
-    on = f"{fact.agreeing:,} of {fact.of:,}"
+    where = standard or f"on {fact.agreeing:,} of {fact.of:,}"
     if is_item(fact.path) or "present" in (fact.value, expected):
-        return f"{here}; {others} on {on}"
+        return f"{here}, not {others} as {where}"
     if fact.value[:1] == expected[:1] == "[":
         mine, theirs = here.split(", "), others.split(", ")
         lacking = [word for word in theirs if word not in mine]
@@ -335,5 +340,5 @@ def _difference(fact: OddFact) -> str:
             [f"has {clip(', '.join(besides), VALUE_CHARACTERS)} besides"] if besides and besides != ["none"] else []
         )
         if parts:
-            return f"{' and '.join(parts)}, other than {on}"
-    return f"{clip(here, VALUE_CHARACTERS)}; {clip(others, VALUE_CHARACTERS)} on {on}"
+            return f"{' and '.join(parts)}, other than {where}"
+    return f"{clip(here, VALUE_CHARACTERS)}, not {clip(others, VALUE_CHARACTERS)} as {where}"

@@ -55,7 +55,7 @@ def _data(outcome: FleetOutcome, catalogue: Catalogue) -> dict[str, Any]:
         "verdict": outcome.verdict.value,
         "outcome": f"{outcome.verdict.value.upper()}  {document.outcome}. {document.counts}".strip(),
         "about": f"ddpdoctor fleet {__version__}, {plural(sweep.read, 'snapshot')}; "
-        f"{len(outcome.passing):,} in passing_nodes.txt, {len(outcome.failing):,} in failing_nodes.txt",
+        f"{len(outcome.passing):,} in passing_nodes.txt, {len(outcome.exclusions):,} in failing_nodes.txt",
         "columns": [sweep.checks[place] for place in columns],
         "sections": [section for section in map(_section, document.sections) if section["rows"]],
         "hosts": [_host(outcome, sweep.hosts[name], columns) for name in sorted(sweep.hosts)]
@@ -65,7 +65,7 @@ def _data(outcome: FleetOutcome, catalogue: Catalogue) -> dict[str, Any]:
 
 def _host(outcome: FleetOutcome, host: FleetHost, columns: list[int]) -> dict[str, str]:
     found = [finding for finding in outcome.sweep.findings_of(host) if finding.severity is not Severity.INFO]
-    why = outcome.failing.get(host.name, "")
+    why = outcome.exclusions.get(host.name, "")
     return {
         "name": host.name,
         "verdict": host.verdict.value,

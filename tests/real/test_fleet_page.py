@@ -73,7 +73,7 @@ def test_hosts_findings_and_odd_ones_are_shown(page: Path) -> None:
     assert shown_hosts(dom) == [host_name(number) for number in range(1, COUNT + 2)]
     text = re.sub(r"<script.*?</script>", "", dom, flags=re.DOTALL)
     assert "shm-too-small" in text
-    assert "gpus.devices[3].pcie_width: node00004: 8; 16 on 11 of 12" in text
+    assert "gpus.devices[3].pcie_width: node00004: 8, not 16 as on 11 of 12" in text
     assert "it didn't answer" in text
     canvas = re.search(r'<canvas id="cells" width="(\d+)" height="(\d+)"', dom)
     assert canvas

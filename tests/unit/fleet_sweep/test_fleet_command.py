@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import ddpdoctor
-from ddpdoctor.api.fleet_comparison import FAILING, PASSING
+from ddpdoctor.api.node_lists import FAILING, PASSING
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.knowledge.hostlist import expand
 from tests.support.fleet_of_fixtures import fleet_snapshots, host_name
@@ -129,7 +129,7 @@ def test_a_saved_profile_must_hold(fleet: str, tmp_path: Path) -> None:
         "driver.module_on_disk": (host_name(3),),
     }
     assert result.failing == (host_name(2), host_name(3))
-    assert "other than the baseline: driver.kernel_version" in result.outcome.failing[host_name(3)]
+    assert "other than the baseline: driver.kernel_version" in result.outcome.exclusions[host_name(3)]
 
 
 def test_a_profile_cut_down_by_hand_says_no_more_than_it_says(fleet: str, tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_baseline_of_other_hosts_gives_no_verdict_and_lets_nobody_pass(tmp_pat
     result = ddpdoctor.fleet([healthy], baseline=str(profile))
     assert (result.verdict, result.exit_code(), result.passing) == (Verdict.UNKNOWN, 2, ())
     assert len(result.outcome.held.without) == len(result.failing) == 8  # type: ignore[union-attr]
-    assert result.outcome.failing[host_name(1)] == "the baseline has no word of hosts like it"
+    assert result.outcome.exclusions[host_name(1)] == "the baseline has no word of hosts like it"
     for text in (result.to_text(width=200), result.to_text(width=200, quiet=True)):
         assert "baseline has no word of hosts like" in text
         assert "8 could not be held against the baseline" in text
@@ -170,7 +170,7 @@ def test_what_is_unknown_on_a_host_is_not_held_against_the_baseline(tmp_path: Pa
     )
     assert result.outcome.held.deviations == ()  # type: ignore[union-attr]
     assert (result.verdict, result.failing) == (Verdict.UNKNOWN, (host_name(5),))
-    assert result.outcome.failing[host_name(5)] == f"unknown, and so not held against the baseline: {group}"
+    assert result.outcome.exclusions[host_name(5)] == f"unknown, and so not held against the baseline: {group}"
 
 
 @pytest.mark.parametrize(
