@@ -22,6 +22,7 @@ from tests.support.command import ROOT, command, ddpdoctor, plain_environ
 from tests.support.fixture_hosts import JSON_NAMES, healthy_facts, host_case, to_snapshot
 from tests.support.libnccl import beside_torch
 from tests.support.report_schema import check_against_schema
+from tests.support.waiting import wait_for
 
 SICK = "shm-too-small/sick-docker-default"
 
@@ -154,10 +155,13 @@ def test_a_full_disk_is_told(sick: Path) -> None:
 
 
 def check_of_a_torch_that_hangs(folder: Path) -> subprocess.Popen[str]:
-    """A check that has been waiting for the import for a while."""
+    """A check that waits for the import."""
     hanging = folder / "torch"
     hanging.mkdir()
-    (hanging / "__init__.py").write_text("import time\ntime.sleep(60)\n")
+    begun = folder / "begun"
+    (hanging / "__init__.py").write_text(
+        f"import pathlib, time\npathlib.Path({str(begun)!r}).touch()\ntime.sleep(60)\n"
+    )
     started = subprocess.Popen(
         command("check", "--python", sys.executable),
         env=plain_environ() | {"PYTHONPATH": f"{folder}:{ROOT}"},
@@ -165,7 +169,7 @@ def check_of_a_torch_that_hangs(folder: Path) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
-    time.sleep(2)
+    wait_for(begun.exists, 20)
     return started
 
 

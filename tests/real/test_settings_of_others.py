@@ -6,7 +6,6 @@ import os
 import pwd
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ from ddpdoctor.fixes.proof import look_again
 from ddpdoctor.fixes.settings_lines import Line
 from tests.support.command import ddpdoctor
 from tests.support.other_users import User
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.root
 
@@ -51,7 +51,7 @@ def replacing(eve: User, folder: Path, payload: str) -> Iterator[None]:
     )
     process = subprocess.Popen(["sh", "-c", script], user=eve.uid, group=eve.gid, extra_groups=[], cwd="/")
     try:
-        time.sleep(0.2)
+        wait_for((folder / "hers").exists, 10)
         yield
     finally:
         process.kill()
