@@ -91,7 +91,7 @@ def failing_lines(seed: int) -> Iterator[str]:
         for rank in range(FAILED_RANKS):
             words = {"rank": rank, "node": rank // 8, "local": rank % 8, "pid": 4000 + rank, "step": step, "time": now}
             told.append([one.format(**words) for one in WATCHDOG])
-            told[-1] += [f"[rank{rank}]: {one}\n" for one in TRACEBACK.format(line=140 + step % 9).splitlines()]
+            told[-1] += [f"[rank{rank}]: {line}\n" for line in TRACEBACK.format(line=140 + step % 9).splitlines()]
         waiting = [rank for rank, one in enumerate(told) for _ in one]
         chance.shuffle(waiting)
         for rank in waiting:

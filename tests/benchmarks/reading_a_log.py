@@ -10,4 +10,4 @@ from ddpdoctor.logs.reading import read_logs
 
 if __name__ == "__main__":
     log = read_logs(sys.argv[1:], stdin=sys.stdin.buffer, vocabulary=vocabulary(catalogue()))
-    print(sum(one.lines for one in log.files), len(log.sightings), len(log.raised))
+    print(sum(file.lines for file in log.files), len(log.sightings), len(log.raised))

@@ -408,7 +408,7 @@ def test_state_dicts_that_python_2_wrote(protocol: int, legacy: bool, tmp_path: 
     value = {"keys": list(state), "model": AsPython2(state), "again": list(state)}
     path = save(value, tmp_path / "a.pt", on("cuda:3"), protocol=protocol, legacy=legacy)
     before = path.read_bytes()
-    assert [one.prefix for one in inspect(path).prefixes] == ["module."]
+    assert [prefix.prefix for prefix in inspect(path).prefixes] == ["module."]
     outcome = fix(path, EditOptions(strip_prefixes=("module.",)), out=tmp_path / "new.pt")
     assert outcome.action is Action.WRITTEN, outcome.error
     assert outcome.renamed == 3
@@ -609,7 +609,7 @@ def test_prefixes_are_taken_off_as_torch_would(protocol: int, legacy: bool, wrap
     expected = loads(path, map_location="cpu")
     for prefix in prefixes:
         consume_prefix_in_state_dict_if_present(expected["model"], prefix)
-    assert [(one.where, one.prefix) for one in inspect(path).prefixes] == [("model", "".join(prefixes))]
+    assert [(prefix.where, prefix.prefix) for prefix in inspect(path).prefixes] == [("model", "".join(prefixes))]
     before = path.read_bytes()
     outcome = fix(path, EditOptions(strip_prefixes=prefixes))
     if legacy and outcome.action is Action.REFUSED:

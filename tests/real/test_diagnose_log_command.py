@@ -111,7 +111,7 @@ def test_the_folder_that_a_real_torchrun_wrote(tmp_path: Path) -> None:
     assert report["log"]["outcome"] == "user-error"
     assert report["log"]["rank"] == 1
     assert report["log"]["exception"]["own"]["path"] == str(script)
-    assert not [one for one in report["log"]["files"] if one["name"].endswith("model.pt")]
+    assert not [file for file in report["log"]["files"] if file["name"].endswith("model.pt")]
 
 
 def test_the_suspicion_is_held_against_a_snapshot_and_against_this_host(log: Path, tmp_path: Path) -> None:

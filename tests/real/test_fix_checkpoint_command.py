@@ -129,10 +129,10 @@ def test_any_prefix_of_all_keys_is_named_and_its_command_takes_it_off(prefix: st
     saved(path, {"state": weights(prefix)}, device="cpu")
     arguments = ("--checkpoint", str(path), "--select", "ckpt-module-prefix", "--json")
     told = json.loads(ddpdoctor("check", *arguments, environ=plain_environ()).stdout)["findings"]
-    assert [one["slug"] for one in told] == ["ckpt-module-prefix"] * sure, (
+    assert [finding["slug"] for finding in told] == ["ckpt-module-prefix"] * sure, (
         "one that may be the model's own is no finding"
     )
-    assert all("--strip-prefix" in str(one["fixes"]) for one in told)
+    assert all("--strip-prefix" in str(finding["fixes"]) for finding in told)
 
 
 def test_keys_that_are_a_published_models_own_are_no_finding(tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_json_follows_the_schema_and_proves_the_treatment(ckpt: Path, tmp_path: 
     report = json.loads(both.stdout)
     check_against_schema(report)
     assert both.returncode == 2
-    assert [one["action"] for one in report["files"]] == ["clean", "refused"]
+    assert [file["action"] for file in report["files"]] == ["clean", "refused"]
     assert "lfs.pt" in report["problems"][0]
 
 

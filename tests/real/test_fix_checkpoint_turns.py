@@ -33,7 +33,7 @@ def all_at_once(*arguments: str | Path) -> list[tuple[int, str]]:
         for _ in range(RUNS)
     ]
     said = [run.communicate(timeout=120)[0] for run in runs]
-    return [(one.returncode, text) for one, text in zip(runs, said, strict=True)]
+    return [(process.returncode, text) for process, text in zip(runs, said, strict=True)]
 
 
 @pytest.mark.parametrize("zipped", [True, False])

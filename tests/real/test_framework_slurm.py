@@ -130,7 +130,7 @@ def test_healthy(jobs: FrameworkJobs) -> None:
     assert seen == {name: [[(pid, WAYS[name].source) for pid in pids]] for name, pids in jobs.pids.items()}
     assert jobs.findings("jobs") == jobs.findings("zombies") == jobs.findings("check", "--quick") == []
     found = jobs.hangs()
-    assert [one for findings in found.values() for one in findings if one["severity"] == "fail"] == []
+    assert [finding for findings in found.values() for finding in findings if finding["severity"] == "fail"] == []
 
 
 def test_a_stopped_rank_of_each(jobs: FrameworkJobs) -> None:

@@ -343,7 +343,7 @@ while tries < 40 or (not done and time.monotonic() < until):
         assert one.stdin is not None
         one.stdin.write("\n")
         one.stdin.flush()
-    said = [one.communicate(timeout=60) for one in both]
+    said = [process.communicate(timeout=60) for process in both]
     assert [error for _, error in said] == ["", ""]
     assert "done" in said[0][0]
     assert "done" in said[1][0]

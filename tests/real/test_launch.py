@@ -81,5 +81,9 @@ def test_a_rank_of_mpirun_is_read_right(tmp_path: Path) -> None:
         launch = current_launch(found)
         assert launch is not None
         assert (launch.launcher, launch.rank, launch.world_size) == ("Open MPI", rank, 2)
-        slugs = {one.check.slug for one in diagnose(Snapshot(environment=found), Plan(2, "test"), OURS) if one.findings}
+        slugs = {
+            result.check.slug
+            for result in diagnose(Snapshot(environment=found), Plan(2, "test"), OURS)
+            if result.findings
+        }
         assert slugs == {"mpirun-in-slurm"}

@@ -108,7 +108,7 @@ class Node:
             self.process.kill()
             self.process.wait()
             raise AssertionError(f"netcheck hangs on {self.host.hostname}: {self.files[1].read_text()}") from None
-        stdout, stderr = (one.read_text() for one in self.files)
+        stdout, stderr = (path.read_text() for path in self.files)
         assert "Traceback" not in stderr
         assert "exception" not in stderr
         return Ran(
@@ -187,8 +187,8 @@ def test_while_they_wait_for_each_other(hosts, tmp_path):
         nodes[port][1].until_it_says("waiting for node 2")
         nodes[port][who].send(number)
     # It isn't waited for what can't come any more.
-    hub_killed, hub_stopped = ([one.end(4) for one in nodes[port]] for port in (29603, 29604))
-    killed, stopped = ([one.end(20) for one in nodes[port]] for port in (29601, 29602))
+    hub_killed, hub_stopped = ([node.end(4) for node in nodes[port]] for port in (29603, 29604))
+    killed, stopped = ([node.end(20) for node in nodes[port]] for port in (29601, 29602))
     assert [one.code for one in killed] == [1, -signal.SIGKILL]
     assert lost(killed[0]) == {"n2": "lost during join: the connection was closed"}
     assert "rdzv-missing-node" in killed[0].slugs
@@ -297,7 +297,9 @@ def test_a_hostile_node_of_the_job_harms_nobody(hosts, tmp_path, cases):
         assert (first.code, second.code) == (1, 1), case
         if words := GUESTS[case]:
             assert words in first.stdout, (case, first.report)
-        commands = [one for finding in first.report["findings"] for fix in finding["fixes"] for one in fix["commands"]]
+        commands = [
+            command for finding in first.report["findings"] for fix in finding["fixes"] for command in fix["commands"]
+        ]
         assert not any("touch" in command or "\x1b" in command for command in commands), case
         # The two honest ones reach each other, whatever the third said and did.
         for reach in first.report["matrix"]["reach"]:
@@ -332,9 +334,9 @@ def test_a_hostile_hub_harms_nobody(hosts, tmp_path):
             nodes[case] = Node(tmp_path, n2, 1, "--quick", "--wait", "8", port=port)
         ran = {case: node.end(40) for case, node in nodes.items()}
     finally:
-        for one in hubs:
-            one.kill()
-            one.communicate()
+        for process in hubs:
+            process.kill()
+            process.communicate()
     for case, one in ran.items():
         if words := HUBS[case]:
             assert one.code == 2, case

@@ -165,7 +165,7 @@ def after(commands: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]
     script = "\n".join([*commands, "env -0"])
     done = subprocess.run(["sh", "-ec", script], env=dict(environ), capture_output=True, check=True)
     return dict(
-        one.split("=", 1) for one in done.stdout.decode().split("\0") if "=" in one and not one.startswith("PWD=")
+        part.split("=", 1) for part in done.stdout.decode().split("\0") if "=" in part and not part.startswith("PWD=")
     )
 
 

@@ -127,7 +127,7 @@ def test_it_dials_no_service_of_its_own_and_none_of_the_cloud(
         dialled = services.end()
     assert dialled == []
     (answer,) = answers
-    assert set("".join(one["cells"] for one in answer["met"])) <= {"-", "w"}
+    assert set("".join(met["cells"] for met in answer["met"])) <= {"-", "w"}
 
 
 def test_it_scans_no_ports_and_floods_nobody(hosts: list[Host], eve: User) -> None:

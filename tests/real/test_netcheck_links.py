@@ -78,7 +78,9 @@ def test_a_switch_that_takes_less(hosts: list[Host], sudo: Path) -> None:
     ran = netcheck(two)
     assert_named(ran, "mtu-mismatch", "n1", "between n1 and n2")
     (finding,) = ran[0].findings("mtu-mismatch")
-    assert {"MTU of eth0 of n1: 9000", "MTU of eth0 of n2: 9000"} <= {one["text"] for one in finding["evidence"]}
+    assert {"MTU of eth0 of n1: 9000", "MTU of eth0 of n2: 9000"} <= {
+        evidence["text"] for evidence in finding["evidence"]
+    }
     stopgap = finding["fixes"][-1]["commands"]
     for host in two:
         carry_out(host, stopgap, sudo)
@@ -98,7 +100,7 @@ def test_a_filter_that_drops_long_packets(hosts: list[Host], sudo: Path) -> None
     drop_input(two[0], "ip length > 1400 drop")
     ran = netcheck(two)
     assert_named(ran, "mtu-mismatch", "n1", "between n1 and n2")
-    evidence = [one["text"] for one in ran[0].findings("mtu-mismatch")[0]["evidence"]]
+    evidence = [evidence["text"] for evidence in ran[0].findings("mtu-mismatch")[0]["evidence"]]
     assert "64 KiB never arrived: n2 to n1" in evidence
     mend(ran[0], "mtu-mismatch", two, sudo)
     assert_healthy(netcheck(two))

@@ -197,9 +197,9 @@ def pairs() -> Iterator[dict[str, Pair]]:
             run(list(made.values()))
             yield made
         finally:
-            for one in SQUATTERS:
-                one.kill()
-                one.wait()
+            for squatter in SQUATTERS:
+                squatter.kill()
+                squatter.wait()
 
 
 def of(pair: Pair, rank: int) -> Ran:

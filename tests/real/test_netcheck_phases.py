@@ -83,7 +83,7 @@ def test_a_node_that_is_killed_or_halted_in_a_phase(phase: str, hosts: list[Host
     try:
         until(all_signalled, f"every job is at {phase}", 45)
         for port, (who, number) in cases.items():
-            ran = [one.end(DEADLINE) for one in jobs[port] if one is not jobs[port][who]]
+            ran = [job.end(DEADLINE) for job in jobs[port] if job is not jobs[port][who]]
             case = (phase, who, number, [run.stderr for run in ran])
             if who == 0:
                 # There is no verdict on any node; both know why, and n3 that its own filter is one reason.

@@ -45,7 +45,7 @@ def test_the_printed_commands_meet(hosts: list[Host], tmp_path: Path) -> None:
     environ = plain_environ() | {"PATH": f"{tmp_path}:{plain_environ()['PATH']}"}
     pairs = zip((hosts[1], hosts[0]), commands, strict=True)
     again = [host.start("sh", "-c", one, environ=environ) for host, one in pairs]
-    assert [(one.communicate(timeout=60), one.returncode)[1] for one in again] == [0, 0]
+    assert [(process.communicate(timeout=60), process.returncode)[1] for process in again] == [0, 0]
 
 
 def test_no_report_has_the_token(hosts: list[Host]) -> None:
@@ -82,7 +82,7 @@ def test_whoever_is_turned_away_ends_as_node_0_does(hosts: list[Host]) -> None:
     assert slugs(ends.pop("rank too high")) == [{"duplicate-rank"}] * 2
     for ran in ends.values():
         assert slugs(ran) == [{"rdzv-missing-node"}] * 2
-        assert all(one["fixes"] for side in ran for one in side.findings("rdzv-missing-node"))
+        assert all(finding["fixes"] for side in ran for finding in side.findings("rdzv-missing-node"))
     assert any("DDPDOCTOR_TOKEN=... " in command for command in ends["no token"][1].commands("rdzv-missing-node"))
 
 

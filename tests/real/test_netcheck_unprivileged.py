@@ -56,7 +56,7 @@ def blamed(hosts: Sequence[Host]) -> Ran:
     summary = ran[0].findings(SLUG)[0]["summary"]
     assert summary.startswith("n1 drops inbound TCP 32768-60999 (its only peer times out; outbound OK)")
     assert ran[0].report["seconds"] < NAMED_WITHIN
-    evidence = [one["text"] for one in ran[0].findings(SLUG)[0]["evidence"]]
+    evidence = [evidence["text"] for evidence in ran[0].findings(SLUG)[0]["evidence"]]
     assert "reading the packet filter needs root" in evidence
     return ran[0]
 

@@ -81,7 +81,7 @@ def test_debians_hosts_line_breaks_a_job_over_two_nodes(pair: list[Host]) -> Non
     first = pair[0]
     first.hosts("127.0.0.1 localhost n1\n127.0.1.1 n1.lan n1\n10.77.0.12 n2\n")
     finding = found(look(first, MASTER_ADDR="10.77.0.11", **TWO_NODES))["hostname-resolves-loopback"]
-    assert any("127.0." in one.text for one in finding.evidence)
+    assert any("127.0." in evidence.text for evidence in finding.evidence)
 
 
 def test_debians_hosts_line_alone_is_no_illness(host: Host) -> None:

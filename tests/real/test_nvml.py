@@ -456,7 +456,7 @@ def test_driver_that_is_stuck_is_an_illness(
     host = replace(host, driver=driver.probe(one), gpus=gpus.probe(one), torch=replace(host.torch, **not_imported))
     results = diagnose(host, plan_for(host), [find_check("nvml-unavailable"), find_check("cuda-unknown-error")])
     found = {result.check.slug: finding for result in results for finding in result.findings}
-    assert {name: (each.summary, each.severity) for name, each in found.items()} == {slug: (summary, None)}
+    assert {name: (finding.summary, finding.severity) for name, finding in found.items()} == {slug: (summary, None)}
     assert len(results) == 2
 
 

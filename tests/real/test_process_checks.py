@@ -68,8 +68,8 @@ def found(fake: FakeNvidia, held: Mapping[int, Sequence[tuple[int, int]]], gpus:
     done = ddpdoctor("check", "--quick", "--json", "--select", ",".join(SLUGS), environ=environ)
     assert done.returncode in (0, 1), done.stdout + done.stderr
     told = json.loads(done.stdout)["findings"]
-    assert len({one["slug"] for one in told}) == len(told), [one["summary"] for one in told]
-    return {one["slug"]: one for one in told}
+    assert len({finding["slug"] for finding in told}) == len(told), [finding["summary"] for finding in told]
+    return {finding["slug"]: finding for finding in told}
 
 
 def pids(job: RunningJob, count: int) -> list[int]:
@@ -162,7 +162,7 @@ def test_a_rank_of_a_job_with_a_setting_of_its_own(tmp_path: Path) -> None:
         for finding in json.loads(done.stdout)["findings"]
         if any(f"Job {pid}:" in finding["summary"] for pid in ranks)
     ]
-    assert [(one["summary"].partition(": ")[2], one["severity"]) for one in told] == [
+    assert [(finding["summary"].partition(": ")[2], finding["severity"]) for finding in told] == [
         ("NCCL_ALGO=Ring on rank 2, not set on the others", "fail")
     ]
 

@@ -38,7 +38,7 @@ def job_of(pid: int, found: Processes) -> TrainingJob:
 
 
 def pids(some: Sequence[Process]) -> list[int]:
-    return [one.pid for one in some]
+    return [process.pid for process in some]
 
 
 def get(found: Processes, pid: int) -> Process:
@@ -130,12 +130,12 @@ def test_ranks_without_settings_of_their_own(tmp_path: Path, method: str) -> Non
             wait_until(lambda: state(ranks[1]) == "Z")
             again = job_of(ranks[0], look())
     assert pids(seen.ranks) == ranks
-    assert [one.place and one.place.rank for one in seen.ranks] == [0, 1, 2]
+    assert [rank.place and rank.place.rank for rank in seen.ranks] == [0, 1, 2]
     assert all(rank.forked for rank in seen.ranks)
     assert seen.launcher
     assert seen.launcher.pid == job.process.pid
     assert seen.expected == (0, 1, 2)
-    assert not [one for one in workers_of_none if one.role is ProcessRole.WORKER]
+    assert not [process for process in workers_of_none if process.role is ProcessRole.WORKER]
     if again:
         assert pids(again.ranks) == ranks
         assert [rank.state for rank in again.ranks][1] == "Z"

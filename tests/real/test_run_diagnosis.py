@@ -328,7 +328,7 @@ def test_copying_that_fails_loses_no_output(tmp_path: Path) -> None:
     )
     line = run(sys.executable, "-c", "for i in range(20000): print(i)")
     done = subprocess.run(line, env=environ, capture_output=True, text=True, check=False)
-    assert done.stdout.split() == [str(one) for one in range(20000)]
+    assert done.stdout.split() == [str(number) for number in range(20000)]
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -351,7 +351,7 @@ def test_a_place_that_is_not_ours_to_open(tmp_path: Path, place: str) -> None:
         with terminal(line, tmp_path, PYTHONPATH=environ["PYTHONPATH"]) as one:
             shown = one.to_its_end()
             assert one.wait() == 0
-    assert shown.split() == [b"%d" % one for one in range(30000)]
+    assert shown.split() == [b"%d" % number for number in range(30000)]
 
 
 def test_without_descriptors_the_command_runs_without_us(tmp_path: Path) -> None:

@@ -56,8 +56,8 @@ def test_bytes_pass_unchanged() -> None:
 def test_both_streams_go_their_own_ways_and_keep_their_order(tmp_path: Path) -> None:
     text = "for i in range(300):\n    os.write(1 + i % 2, b'%d\\n' % i)\n"
     apart = output(run(*program(tmp_path, text)))
-    assert apart.stdout.split() == [b"%d" % one for one in range(0, 300, 2)]
-    assert apart.stderr.split() == [b"%d" % one for one in range(1, 300, 2)]
+    assert apart.stdout.split() == [b"%d" % number for number in range(0, 300, 2)]
+    assert apart.stderr.split() == [b"%d" % number for number in range(1, 300, 2)]
     for where in ("pipe", "file"):
         line = run(*program(tmp_path, text))
         if where == "pipe":
@@ -66,7 +66,7 @@ def test_both_streams_go_their_own_ways_and_keep_their_order(tmp_path: Path) -> 
             with (tmp_path / "log").open("wb") as log:
                 subprocess.run(line, env=plain_environ(), stdout=log, stderr=log, check=True)
             shown = (tmp_path / "log").read_bytes()
-        assert shown.split() == [b"%d" % one for one in range(300)]
+        assert shown.split() == [b"%d" % number for number in range(300)]
 
 
 def test_output_comes_at_once(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_the_same_as_json_tells_rank_stage_and_the_host_s_findings() -> None:
         "shutdown",
     ]
     # The whole check was run: all its slugs have passed, found something or say why not.
-    slugs = {one["slug"] for one in (*told["findings"], *told["not_tested"])} | set(told["passed"])
+    slugs = {entry["slug"] for entry in (*told["findings"], *told["not_tested"])} | set(told["passed"])
     assert {"shm-too-small", "torch-missing"} <= slugs
 
 

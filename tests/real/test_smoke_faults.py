@@ -120,9 +120,9 @@ def test_a_rank_that_hangs_is_named_in_time_with_its_stack(short_path: Path) -> 
         assert culprit.last is not None
         # Those that wait for it may have begun the stage a moment before.
         assert SECONDS - 1 <= culprit.last.seconds <= SECONDS + 3 + estate.behind(culprit.last.seconds + SECONDS)
-        for other in (by_rank(ran)[0], by_rank(ran)[2]):
-            assert other.ending in (RankEnding.HUNG, RankEnding.ENDED)
-            assert waits_in_torch(other), other
+        for run in (by_rank(ran)[0], by_rank(ran)[2]):
+            assert run.ending in (RankEnding.HUNG, RankEnding.ENDED)
+            assert waits_in_torch(run), run
     # What isn't left has been there: a rank that hangs does so for seconds, so that somebody has looked meanwhile.
     for estate, _ in found.values():
         assert estate.most_processes >= 5

@@ -143,7 +143,7 @@ def test_a_rank_that_sleeps_while_the_other_hosts_train(hosts: list[Host]) -> No
     assert (finding["node"], finding["rank"]) == ("n2", 1)
     assert [finding["summary"] for finding in ran[1].findings("smoke-hang")] == [finding["summary"]]
     assert finding["summary"].startswith("rank 1 (n2) hangs in training")
-    assert any("this rank sleeps now" in one["text"] for one in finding["evidence"])
+    assert any("this rank sleeps now" in evidence["text"] for evidence in finding["evidence"])
     assert {rank: fate[1] for rank, fate in fates(ran[0]).items()} == {0: "hung", 1: "hung"}
 
 

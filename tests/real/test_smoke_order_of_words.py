@@ -118,7 +118,7 @@ def test_an_end_that_is_heard_before_the_last_words_is_no_failure(tmp_path: Path
 
     ran = asyncio.run(train(Estate(tmp_path / "files"), order(nproc=2, stages=STAGES), python=python))
 
-    assert {rank: one.ending for rank, one in by_rank(ran).items()} == {0: RankEnding.FINISHED, 1: RankEnding.FINISHED}
+    assert {rank: run.ending for rank, run in by_rank(ran).items()} == {0: RankEnding.FINISHED, 1: RankEnding.FINISHED}
     assert ran.problem == ""
 
 

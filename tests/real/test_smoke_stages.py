@@ -173,7 +173,7 @@ def test_the_rank_that_calls_something_else_is_found_by_its_call_in_time(
         assert one.last is not None
         assert one.last.name == case.found_by
         assert one.last.seconds <= HANGING + 3 + estate.behind(one.last.seconds + HANGING)
-    assert not [one.rank for one in ranks.values() if one.ending is RankEnding.FINISHED]
+    assert not [run.rank for run in ranks.values() if run.ending is RankEnding.FINISHED]
     calls = {rank: called(one, case.found_by) for rank, one in ranks.items()}
     (common, times), *_ = Counter(calls.values()).most_common()
     assert times == case.nproc - 1

@@ -107,8 +107,8 @@ def test_venv_whose_base_lies_where_this_user_may_not_go() -> None:
     """The base is there: nothing may be called gone, nor may the environment be cleared."""
     with tempfile.TemporaryDirectory() as folder:
         base, python = Path(folder) / "closed" / "bin" / "python3", Path(folder) / "venv" / "bin" / "python"
-        for one in (base, python):
-            one.parent.mkdir(parents=True)
+        for path in (base, python):
+            path.parent.mkdir(parents=True)
         Path(folder).chmod(0o755)
         base.symlink_to(sys.executable)
         base.parent.parent.chmod(0o700)

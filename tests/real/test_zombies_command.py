@@ -62,7 +62,7 @@ def kept(left: Left) -> None:
 
 def test_nothing_is_ended_unless_asked_for(left: Left) -> None:
     found = left.host.proven(*left.ranks, left.worker)
-    assert {one["pid"]: one["kind"] for one in found} == {
+    assert {leftover["pid"]: leftover["kind"] for leftover in found} == {
         **dict.fromkeys(left.ranks, "orphaned rank"),
         left.worker: "DataLoader worker without its rank",
     }
@@ -141,11 +141,11 @@ def test_a_quiet_orphan_that_waits_for_no_collective_is_in_doubt(tmp_path: Path)
 
         wait_until(both_orphaned, "two orphans")
         stands = "is in its script (train.py:8), and not in a collective"
-        for one, other in zip(found, reversed(found), strict=True):
-            assert one["certainty"] == "doubt"
-            assert f"it {stands}" in one["doubts"]
-            assert any(text.endswith(f"of its job (pid {other['pid']}) {stands}") for text in one["doubts"])
-            assert one["command"] == f"ps -o pid,user,lstart,stat,args -p {one['pid']}"
+        for leftover, other in zip(found, reversed(found), strict=True):
+            assert leftover["certainty"] == "doubt"
+            assert f"it {stands}" in leftover["doubts"]
+            assert any(text.endswith(f"of its job (pid {other['pid']}) {stands}") for text in leftover["doubts"])
+            assert leftover["command"] == f"ps -o pid,user,lstart,stat,args -p {leftover['pid']}"
 
 
 @pytest.mark.thorough
@@ -215,7 +215,7 @@ def test_ranks_that_a_subreaper_adopted_are_named_and_never_ended(tmp_path: Path
             job.wait_for("rank-1.finishing")
             ranks = [job.pid(0), job.pid(1)]
             before = [host.ddpdoctor(command) for command in ("zombies", "jobs")]
-            assert [one.returncode for one in before] == [0, 0], [one.stdout for one in before]
+            assert [process.returncode for process in before] == [0, 0], [process.stdout for process in before]
             kill_launcher(job)
             after = host.ddpdoctor("zombies", "--kill", "--yes", "--json")
             assert after.returncode == 1, after.stdout
@@ -269,7 +269,7 @@ def test_a_zombie_names_the_parent_that_does_not_collect_it(tmp_path: Path) -> N
 
 def _told(pid: int) -> list[dict[str, Any]]:
     found = json.loads(ddpdoctor("zombies", "--json", str(pid)).stdout)["leftovers"]
-    return [one for one in found if one["pid"] == pid]
+    return [leftover for leftover in found if leftover["pid"] == pid]
 
 
 def test_wrong_usage() -> None:

@@ -32,9 +32,9 @@ def test_a_stale_segment_is_removed_and_no_other() -> None:
         assert young.exists()
         assert cache.exists()
     finally:
-        for one in (stale, young, cache):
+        for path in (stale, young, cache):
             with suppress(FileNotFoundError):
-                one.unlink()
+                path.unlink()
 
 
 def _a_minute_later(*words: str) -> subprocess.CompletedProcess[str]:

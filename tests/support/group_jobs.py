@@ -329,10 +329,10 @@ class Job:
     def can_be_told(self) -> bool:
         """Whether the dumps show that more ranks of the same place in the script have gone another way than those in another branch. What
         is not recorded shows nothing, and a collective is known by its group and its name: sizes may differ."""
-        if self.only_open or any(len(one.calls) > self.room for one in self.ranks):
+        if self.only_open or any(len(rank.calls) > self.room for rank in self.ranks):
             return False
         stage = self.plan.layout.stage
-        ways = [[(_purpose(op), op.name) for op in one.calls if not op.parts] for one in self.ranks]
+        ways = [[(_purpose(op), op.name) for op in rank.calls if not op.parts] for rank in self.ranks]
         return all(
             sum(
                 stage(rank) == stage(odd) and any(theirs != own for theirs, own in zip(way, ways[odd], strict=False))
@@ -362,9 +362,9 @@ class Job:
             if not op.parts:
                 joined = self.collectives[op.group.name, one.numbers[place]] if op.group else {}
                 awaited |= {
-                    other
-                    for other in _members(op)
-                    if other not in joined or self.ranks[other].calls[joined[other]] != op
+                    member
+                    for member in _members(op)
+                    if member not in joined or self.ranks[member].calls[joined[member]] != op
                 }
         return awaited - {rank}
 
@@ -394,7 +394,7 @@ class Job:
         left = {place for place in range(len(own.calls)) if place not in own.done}
         awaited = {rank for place in left for rank in _members(own.calls[place])} - {fault.rank}
         ended = {rank for rank in awaited if self.ranks[rank].at == len(self.ranks[rank].program)}
-        return any(len(one.done) < len(one.calls) for one in self.ranks) and not ended
+        return any(len(rank.done) < len(rank.calls) for rank in self.ranks) and not ended
 
     def waits(self, fault: Fault) -> bool:
         """Whether it has called something that isn't done."""

@@ -88,12 +88,12 @@ class Checkpoint:
             in_place.change_in_place(self.path, change)
 
     def disk(self) -> dict[str, tuple[bytes, int]]:
-        return {one.name: (one.read_bytes(), one.stat().st_mtime_ns) for one in self.path.parent.iterdir()}
+        return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in self.path.parent.iterdir()}
 
     def restore(self, disk: dict[str, tuple[bytes, int]]) -> None:
-        for one in self.path.parent.iterdir():
-            if one.name not in disk:
-                one.unlink()
+        for path in self.path.parent.iterdir():
+            if path.name not in disk:
+                path.unlink()
         for name, (content, date) in disk.items():
             self.path.with_name(name).write_bytes(content)
             os.utime(self.path.with_name(name), ns=(date, date))
@@ -104,7 +104,7 @@ class Checkpoint:
         return {
             "step": self.contents.index(content) if content in self.contents else -1,
             "dated": self.path.stat().st_mtime_ns == DATE,
-            "beside": sorted(one.name for one in self.path.parent.iterdir() if one != self.path),
+            "beside": sorted(path.name for path in self.path.parent.iterdir() if path != self.path),
         }
 
 

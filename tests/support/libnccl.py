@@ -21,14 +21,14 @@ int ncclGetUniqueId(char *id) { return 5; }
 def real_libraries() -> list[Path]:
     """Those that DDPDOCTOR_LIBNCCL names (":" between them), else the one that pip has put beside a CUDA build of torch."""
     if named := os.environ.get("DDPDOCTOR_LIBNCCL", ""):
-        return [Path(one) for one in named.split(":") if one]
+        return [Path(part) for part in named.split(":") if part]
     return beside_torch()
 
 
 def beside_torch() -> list[Path]:
     """The one that pip has put beside a CUDA build of torch, as a list of at most one."""
     here = (Path(folder) / "nvidia" / "nccl" / "lib" / "libnccl.so.2" for folder in sys.path)
-    return [one for one in here if one.is_file()][:1]
+    return [path for path in here if path.is_file()][:1]
 
 
 def build_speechless(folder: Path) -> Path:

@@ -134,8 +134,8 @@ def netcheck(
 def carry_out(host: Host, commands: Sequence[str], shim: Path) -> None:
     """Runs what a fix prints, word for word, on that host; `shim` is what `sudo_shim` made."""
     environ = dict(os.environ) | {"PATH": f"{shim}:{os.environ['PATH']}"}
-    for one in commands:
-        host.run("sh", "-c", one, environ=environ)
+    for line in commands:
+        host.run("sh", "-c", line, environ=environ)
 
 
 def mend(

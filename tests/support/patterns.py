@@ -307,7 +307,7 @@ _OF_CATEGORY = {
 def _of_class(items: Iterable[Any]) -> Iterator[str]:
     items = list(items)
     if items[0][0] is constants.NEGATE:
-        shut = re.compile("".join(["[", *(_written(one) for one in items[1:]), "]"]))
+        shut = re.compile("".join(["[", *(_written(item) for item in items[1:]), "]"]))
         yield from [one for one in "x7 \n-+=./:,\"'[({X_@\r\\" if not shut.match(one)][:8]
         return
     for operation, argument in items:

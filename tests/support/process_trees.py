@@ -425,7 +425,7 @@ def parted_job(host: Host) -> None:
 def hidden_mates(host: Host) -> None:
     """Each rank in a container of its own; only this one can be seen."""
     host.unseen = "in this container only its own processes can be seen"
-    host.clear = {one for one in host.clear if one.pid not in host_incomplete(host)}
+    host.clear = {process for process in host.clear if process.pid not in host_incomplete(host)}
     host.rank(0, 2)
 
 
@@ -577,7 +577,7 @@ def dead_job(host: Host) -> None:
     host.dead |= {one.identity for one in found}
     plain = all(not host.processes[at].devices for at in range(len(host.processes)) if host.processes[at] in found)
     if there == count and plain:
-        host.clear |= {one.identity for one in found if one.role is ProcessRole.RANK}
+        host.clear |= {process.identity for process in found if process.role is ProcessRole.RANK}
 
 
 def dead_worker(host: Host) -> None:

@@ -91,10 +91,10 @@ def gpus(held: Mapping[int, Sequence[GpuHolder]] = {}, count: int = 4) -> Gpus:
 def on_their_gpus(ranks: Sequence[Process], memory: int = 31 * GIB) -> dict[int, list[GpuHolder]]:
     """Each on the GPU of its local rank."""
     held: dict[int, list[GpuHolder]] = {}
-    for one in ranks:
-        assert one.place is not None
-        assert one.place.local_rank is not None
-        held.setdefault(one.place.local_rank, []).append(GpuHolder(pid=one.pid, memory=memory))
+    for process in ranks:
+        assert process.place is not None
+        assert process.place.local_rank is not None
+        held.setdefault(process.place.local_rank, []).append(GpuHolder(pid=process.pid, memory=memory))
     return held
 
 

@@ -155,7 +155,7 @@ class SimulatedJob:
     def watched(self, monkeypatch: pytest.MonkeyPatch, start: float, seconds: int, dice: Random) -> Hang:
         """The facts as `watch` makes them, in no time."""
         clock = SimpleNamespace(now=start)
-        seen = {one.pid: one for one in (*self.ranks[: self.here], *self.workers.values())}
+        seen = {process.pid: process for process in (*self.ranks[: self.here], *self.workers.values())}
 
         async def spy(pids: Iterable[int]) -> dict[int, Spied]:
             return {pid: Spied(frames=seen[pid].stack(clock.now)) for pid in pids}
@@ -186,7 +186,7 @@ class SimulatedJob:
         size = len(self.ranks)
         ranks = [
             Process(
-                pid=one.pid,
+                pid=process.pid,
                 start=number,
                 parent=LAUNCHER,
                 age=LAST,
@@ -194,16 +194,16 @@ class SimulatedJob:
                 marks=marks,
                 place=RankPlace(rank=number, world_size=size, source="RANK"),
             )
-            for number, one in enumerate(self.ranks[: self.here])
+            for number, process in enumerate(self.ranks[: self.here])
         ]
         others = [
-            Process(pid=one.pid, start=one.pid, parent=pid, role=ProcessRole.WORKER)
-            for pid, one in self.workers.items()
+            Process(pid=process.pid, start=process.pid, parent=pid, role=ProcessRole.WORKER)
+            for pid, process in self.workers.items()
         ]
         return TrainingJob(
             name=str(LAUNCHER),
             ranks=tuple(ranks),
-            others=tuple(one for one in others if one.parent in {rank.pid for rank in ranks}),
+            others=tuple(process for process in others if process.parent in {rank.pid for rank in ranks}),
             world_size=size,
             expected=tuple(range(self.here)),
         )

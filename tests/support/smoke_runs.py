@@ -179,4 +179,4 @@ async def train(estate: Estate, one: TrainingOrder, python: str = sys.executable
 
 
 def by_rank(ran: Smoke) -> dict[int, RankRun]:
-    return {one.rank: one for one in ran.ranks}
+    return {rank.rank: rank for rank in ran.ranks}

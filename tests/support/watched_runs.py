@@ -48,7 +48,7 @@ def started(line: Sequence[str], cwd: Path, **streams: int) -> Iterator[subproce
 def children(pid: int) -> list[int]:
     """Those of a process."""
     with suppress(OSError):
-        return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return [int(part) for part in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     return []
 
 

@@ -34,7 +34,7 @@ def jobs(kit: Kit) -> None:
     kit.hold([rank["process"]["pid"] for rank in found["ranks"]] == pids, "the ranks are others")
     wrong = [finding for finding in report["findings"] if any(str(pid) in json.dumps(finding) for pid in pids)]
     kit.hold(not [one for one in wrong if one["severity"] == "fail"], f"a healthy training fails: {wrong}")
-    kit.saw("findings", [f"{one['severity']}: {one['slug']}: {one['summary']}" for one in wrong])
+    kit.saw("findings", [f"{finding['severity']}: {finding['slug']}: {finding['summary']}" for finding in wrong])
     if kit.machine.rehearsal:
         return
     for rank in found["ranks"]:

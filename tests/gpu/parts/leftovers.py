@@ -59,7 +59,7 @@ def ended_among_innocents(kit: Kit) -> None:
         time.sleep(PROVEN_AFTER)
         report = kit.report("zombies")
         kit.keep("zombies.json", json.dumps(report, indent=1))
-        found = {one["pid"]: one for one in leftovers_of(report, [*dead, asleep])}
+        found = {leftover["pid"]: leftover for leftover in leftovers_of(report, [*dead, asleep])}
         kit.saw("found", list(found.values()))
         kit.hold(found.keys() == {*dead, asleep}, f"the orphans are {dead} and {asleep}; named are {list(found)}")
         kit.hold(not leftovers_of(report, innocent.pids()), "a training that lives is called left over")
@@ -68,7 +68,7 @@ def ended_among_innocents(kit: Kit) -> None:
                 kit.differs.append(f"the orphan {pid} holds GPU memory, and none is told: gpus {one['gpus']}")
         killed = kit.report("zombies", "--kill", "--yes", *map(str, (*dead, asleep)))
         kit.saw("freed", killed["freed"])
-        kit.saw("fates", {one["pid"]: one.get("fate") for one in leftovers_of(killed, [*dead, asleep])})
+        kit.saw("fates", {leftover["pid"]: leftover.get("fate") for leftover in leftovers_of(killed, [*dead, asleep])})
         kit.hold(alive(kit, asleep), "--kill ended what is in doubt")
         kit.hold(all(alive(kit, pid) for pid in innocent.pids()), "--kill ended a rank of a training that lives")
         after = used(0) - before
@@ -116,7 +116,8 @@ def zombies_at_work(kit: Kit) -> None:
         found = leftovers_of(report, pids)
         kit.saw("found", found)
         kit.hold(
-            [one["pid"] for one in found] == pids, f"orphans are {pids}, named are {[one['pid'] for one in found]}"
+            [leftover["pid"] for leftover in found] == pids,
+            f"orphans are {pids}, named are {[leftover['pid'] for leftover in found]}",
         )
         kit.report("zombies", "--kill", "--yes", *map(str, pids))  # and nobody else's
         kit.hold(all(alive(kit, pid) for pid in pids), "--kill ended what still works")
@@ -132,7 +133,7 @@ def zombies_endless_kernel(kit: Kit) -> None:
         kit.keep("zombies.json", json.dumps(report, indent=1))
         found = leftovers_of(report, pids)
         kit.saw("found", found)
-        kit.hold([one["pid"] for one in found] == pids, "the orphan is not named")
+        kit.hold([leftover["pid"] for leftover in found] == pids, "the orphan is not named")
         kit.saw("after --kill", kit.report("zombies", "--kill", "--yes", *map(str, pids))["leftovers"])
         kit.saw("alive after --kill", [pid for pid in pids if alive(kit, pid)])
 
@@ -158,7 +159,7 @@ def extra_contexts(kit: Kit) -> None:
         "findings",
         [f"{finding['slug']}: {finding['summary']}" for finding in report["findings"] if str(pids[0]) in told],
     )
-    workers = {one["pid"]: one for rank in found["ranks"] for one in rank["workers"]}
+    workers = {worker["pid"]: worker for rank in found["ranks"] for worker in rank["workers"]}
     kit.hold(worker in workers, f"the DataLoader worker {worker} is not among {list(workers)}")
     if kit.machine.rehearsal:
         return

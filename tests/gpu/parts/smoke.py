@@ -121,7 +121,7 @@ def fails(fault: Fault) -> Callable[[Kit], None]:
         )
         ran = asyncio.run(run_ranks(order, python=sys.executable, environ=kit.environ()))
         kit.keep("ranks.json", msgspec.json.format(msgspec.json.encode(ran.ranks)))
-        culprit = next(one for one in ran.ranks if one.rank == ranks - 1)
+        culprit = next(rank for rank in ran.ranks if rank.rank == ranks - 1)
         kit.saw("rank", msgspec.to_builtins(culprit))
         kit.saw("ended after", round(culprit.ended_after or 0.0, 1))
         blamed = attribute_failure(ran.ranks)

@@ -145,7 +145,7 @@ def test_no_file_is_ever_called_safe(action: Action, names: tuple[GlobalName, ..
 
 def test_hostile_thousands_of_names_are_cut_short() -> None:
     names = tuple(msgspec.structs.replace(SYSTEM, name=f"os.system{number}") for number in range(5000))
-    text = told(changed(FIXED, globals=names, weights_only_blockers=tuple(one.name for one in names)))
+    text = told(changed(FIXED, globals=names, weights_only_blockers=tuple(name.name for name in names)))
     assert len(text.splitlines()) < 40
     assert "and 4994 more" in text
 
@@ -353,7 +353,7 @@ def test_json_follows_the_schema_and_the_same_checks_judge_the_files() -> None:
     report = fixing_report([FIXED, REFUSED], select(["checkpoint"]))
     content = msgspec.json.decode(to_json(report))
     check_against_schema(content)
-    assert [one["action"] for one in content["files"]] == ["fixed", "refused"]
+    assert [file["action"] for file in content["files"]] == ["fixed", "refused"]
     assert content["files"][0]["before"]["pins"][0]["device"] == "cuda:7"
     assert content["verdict"] == "fail"
     assert [finding["slug"] for finding in content["findings"] if finding["severity"] == "fail"] == ["ckpt-truncated"]

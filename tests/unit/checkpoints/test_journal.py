@@ -29,8 +29,8 @@ BOTH = Change(len(ORIGINAL), (patch(100), patch(50_000), patch(99_900, 100)), b"
 
 def applied(change: Change) -> bytes:
     new = bytearray(ORIGINAL)
-    for one in change.patches:
-        new[one.offset : one.offset + len(one.new)] = one.new
+    for patch in change.patches:
+        new[patch.offset : patch.offset + len(patch.new)] = patch.new
     return bytes(new) + change.appended
 
 
@@ -348,10 +348,10 @@ def test_any_mixture_of_old_and_new_is_taken_back(data: st.DataObject) -> None:
         path = fix(Path(folder) / "a", change)
         content = bytearray(applied(change))
         assert path.read_bytes() == content
-        for one in patches:
-            for at in range(len(one.old)):
+        for patch in patches:
+            for at in range(len(patch.old)):
                 if data.draw(st.booleans()):
-                    content[one.offset + at] = one.old[at]
+                    content[patch.offset + at] = patch.old[at]
         path.write_bytes(content)
         recovery = in_place.recover(path)
         if content == applied(change) and path.read_bytes() == content:

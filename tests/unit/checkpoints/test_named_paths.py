@@ -383,7 +383,7 @@ def test_ranks_in_names_of_ones_own(tmp_path: Path) -> None:
     touch(tmp_path, *(f"model_world_size_4_rank_{rank}.pt" for rank in range(3)))
     assert rank_files(tmp_path) == (RankFiles(pattern="model_world_size_4_rank_*.pt", world_size=4, missing=(3,)),)
     touch(tmp_path / "b", "optim-rank0.pt", "optim-rank1.pt", "random_states_0.pkl")
-    assert [one.world_size for one in rank_files(tmp_path / "b")] == [2, 1]
+    assert [file.world_size for file in rank_files(tmp_path / "b")] == [2, 1]
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_arguments_that_are_asked_for_are_those_of_the_slow_way() -> None:
             arguments, other = call.arguments, theirs[call.start].arguments
             assert arguments.starts == other.starts
             assert arguments.end == other.end
-            assert [one.items for one in arguments.items[2:4]] == [one.items for one in other.items[2:4]]
+            assert [item.items for item in arguments.items[2:4]] == [item.items for item in other.items[2:4]]
             assert call.arguments is arguments
 
 

@@ -143,7 +143,9 @@ def test_millions_of_frames_take_no_time() -> None:
     texts = [fresh(f"cuda:{number}") for number in range(3000)]
     data = b"\x80\x04" + (b"\x95" + bytes(8)) * 100_000 + pickle.dumps(texts, 4)[2:]
     program = scan(data)
-    edited = apply(data, reword(data, [Wording(one, one.start, "cpu") for one in program.root.items]), program.frames)
+    edited = apply(
+        data, reword(data, [Wording(item, item.start, "cpu") for item in program.root.items]), program.frames
+    )
     assert pickle.loads(edited) == ["cpu"] * len(texts)
 
 

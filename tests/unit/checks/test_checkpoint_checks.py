@@ -134,7 +134,7 @@ def test_commands_name_the_file_whatever_it_is_called(path: str) -> None:
 @pytest.mark.parametrize("count", [1, 20, 21, 500])
 def test_very_many_files_of_one_folder_are_named_by_the_folder(count: int) -> None:
     files = [CheckpointFile(path=f"/d/{number}.pt", kind="zip", called="", size=0) for number in range(count)]
-    assert paths(files) == ("/d" if count > 20 else " ".join(one.path for one in files))
+    assert paths(files) == ("/d" if count > 20 else " ".join(file.path for file in files))
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ def test_pinned_is_what_is_neither_on_the_cpu_nor_without_data() -> None:
 def test_of_what_is_not_there_neither_a_size_nor_a_killed_save_is_told() -> None:
     gone = a_file("nope.pt", kind="missing", called="nothing", size=0, problem="No such file")
     (finding,) = judged("ckpt-truncated", gone).findings
-    assert [one.text for one in finding.evidence] == ["nope.pt: No such file"]
+    assert [evidence.text for evidence in finding.evidence] == ["nope.pt: No such file"]
     assert finding.cause
     assert "cut short" not in finding.cause
     assert not [fix for fix in finding.fixes if "Resume" in fix.text]

@@ -162,5 +162,5 @@ def test_a_part_that_the_other_lacks_leaves_the_prefix_of_all_the_rest() -> None
 def test_a_checkpoint_that_was_never_opened_up_is_told_by_its_keys(unexpected: str, under: str) -> None:
     found = [*listed(MISSING, "module.a.w", 8), *listed(UNEXPECTED, unexpected, 9)]
     assert holder(found) == under
-    roles = [one.role for one in with_lists_compared(found, Log(), PREFIX) if one.slug == MODEL]
+    roles = [match.role for match in with_lists_compared(found, Log(), PREFIX) if match.slug == MODEL]
     assert roles == [SignRole.HINTS, SignRole.NAMES if under else SignRole.HINTS]

@@ -207,5 +207,5 @@ def test_what_differs_alone_is_said(change: dict[str, str], severity: Severity |
     found = diagnose(
         msgspec.structs.replace(snapshot, fleet=fleet), plan_for(snapshot, None), [find_check("torch-version-mismatch")]
     )[0].findings
-    said = [(one.severity, one.summary) for one in found]
+    said = [(finding.severity, finding.summary) for finding in found]
     assert said == ([(severity, words)] if severity else [])

@@ -52,7 +52,7 @@ def by_clocks(*offsets: float) -> dict[str, Finding]:
     ],
 )
 def test_the_clock_that_most_go_by_counts_and_node_0_s_on_a_tie(offsets: Sequence[float], said: dict[str, str]) -> None:
-    found = {host: one.summary for host, one in by_clocks(*offsets).items()}
+    found = {host: finding.summary for host, finding in by_clocks(*offsets).items()}
     assert {host: found.get(host) for host in said} == said
     assert "n0" not in found or "n0" in said
     assert bool(found) == bool(said)
@@ -62,7 +62,9 @@ def test_where_no_clock_has_a_majority_it_is_open_who_is_right() -> None:
     open_, settled = by_clocks(0, 0, 40, 40.2)["n2"], by_clocks(0, 0, 0, 40)["n3"]
     assert open_.cause.startswith("No more than half of the nodes go by one clock, so it is open which one is right. ")
     assert open_.fixes[0].text.startswith("On n2, n0 and n1, see")
-    assert "Ahead of node 0 by +0.0 s: n0 and n1; by +40.1 s: n2 and n3" in [one.text for one in open_.evidence]
+    assert "Ahead of node 0 by +0.0 s: n0 and n1; by +40.1 s: n2 and n3" in [
+        evidence.text for evidence in open_.evidence
+    ]
     assert "open" not in settled.cause
     assert settled.fixes[0].text.startswith("On n3, see")
 

@@ -229,7 +229,7 @@ def test_without_the_environment_all_gpus_are_visible() -> None:
     ("indices", "words"), [([3], "GPU 3"), ([0, 1], "GPUs 0 and 1"), ([0, 1, 2, 3], "GPUs 0-3"), ([0, 2, 3], "GPUs 0, 2 and 3")]
 )  # fmt: skip
 def test_gpus_are_named_shortly(indices: list[int], words: str) -> None:
-    assert called([Gpu(index=one) for one in indices]) == words
+    assert called([Gpu(index=index) for index in indices]) == words
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_the_probe_tells_the_iommu_domain(tmp_path: Path, written: str | None, d
         (device / "iommu_group/type").write_text(written)
     pci = look_at_pci(Context("/usr/bin/python3", root=tmp_path, environ={}))
     assert not isinstance(pci, Unknown)
-    assert [one.iommu_domain for one in pci.nvidia_gpus] == [domain]
+    assert [gpu.iommu_domain for gpu in pci.nvidia_gpus] == [domain]
 
 
 def test_what_follows_from_a_memory_error_is_not_told_beside_it() -> None:

@@ -54,7 +54,7 @@ def sick(slug: str, name: str) -> Result:
 @pytest.mark.parametrize("case", OF_RUNNING, ids=lambda case: case.id)
 def test_one_cause_gives_one_finding(case: HostCase) -> None:
     """But that a new job finds these GPUs taken, which is so whatever else is wrong with the one that has them."""
-    found = {one.check.slug for one in results_of(case) if one.findings} - {"gpu-memory-held-by-others"}
+    found = {result.check.slug for result in results_of(case) if result.findings} - {"gpu-memory-held-by-others"}
     assert found - {case.slug} == TWO_CAUSES.get(case.id, set())
 
 
@@ -158,7 +158,7 @@ def test_nothing_that_is_in_doubt_is_ended_by_a_command(name: str) -> None:
 @pytest.mark.parametrize("host", ["h100x8-training", "h100x8-bare-metal", "h100x8-slurm", "rtx4090x2-workstation"])
 def test_a_healthy_host_passes(host: str) -> None:
     snapshot = to_snapshot(healthy_facts(host))
-    results = {one.check.slug: one for one in diagnose(snapshot, plan_for(snapshot), OURS)}
+    results = {result.check.slug: result for result in diagnose(snapshot, plan_for(snapshot), OURS)}
     for slug in ("zombie-gpu-process", "gpu-memory-held-by-others", "gpu-memory-unowned", "mixed-jobs-on-gpu"):
         assert results[slug].passed, results[slug]
     if host == "h100x8-training":

@@ -150,7 +150,7 @@ def test_too_new_goes_by_the_version(version: str, commands: tuple[str, ...] | N
         torch=Torch(installed=True, version=version),
     )
     found = diagnose(snapshot, Plan(1, "test"), [find_check("setting-too-new")])[0].findings
-    assert [one.fixes[0].commands for one in found] == ([commands] if commands else [])
+    assert [finding.fixes[0].commands for finding in found] == ([commands] if commands else [])
 
 
 def test_what_harm_it_does_is_not_known_without_the_hardware() -> None:
@@ -195,7 +195,7 @@ def test_a_file_of_the_system_is_left_to_root_and_the_environment_goes_before_it
 
 def prescribed(slug: str, fixture: str) -> list[str]:
     found = judge(host_case(f"{slug}/sick-{fixture}")).findings
-    return [command for one in found for fix in one.fixes for command in fix.commands]
+    return [command for finding in found for fix in finding.fixes for command in fix.commands]
 
 
 def test_settings_by_hand_fit_together() -> None:

@@ -172,7 +172,7 @@ def test_best_tag_is_served_by_the_driver_and_exists(
     if version:
         assert tag in CUDA_TAGS[(int(version.split(".")[0]), int(version.split(".")[1]))]
     if tag in ARCHITECTURES:
-        assert all(ARCHITECTURES[tag][0] <= one <= ARCHITECTURES[tag][1] for one in gpus)
+        assert all(ARCHITECTURES[tag][0] <= gpu <= ARCHITECTURES[tag][1] for gpu in gpus)
 
 
 def test_tables_are_well_formed() -> None:
@@ -504,4 +504,4 @@ def test_a_missing_library_comes_from_whom_it_belongs_to(host: str, library: str
     error = f"ImportError: {library}: cannot open shared object file: No such file or directory"
     facts = {"torch": {"import_state": "fails", "import_error": error}}
     (finding,) = judged("cuda-lib-not-found", host, facts).findings
-    assert [one for fix in finding.fixes for one in fix.commands] == [command]
+    assert [command for fix in finding.fixes for command in fix.commands] == [command]

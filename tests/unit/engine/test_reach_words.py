@@ -27,8 +27,8 @@ def findings(made: Fleet, firewall: Firewall | None = None) -> list[tuple[str, F
             meeting=Meeting(master="10.0.0.1", node_rank=node.rank),
             firewall=firewall or Firewall(),
         )
-        for one in diagnose(snapshot, Plan(1, "--nproc"), select(["reach"])):
-            found += [(node.host, finding) for finding in one.findings]
+        for result in diagnose(snapshot, Plan(1, "--nproc"), select(["reach"])):
+            found += [(node.host, finding) for finding in result.findings]
     return found
 
 
@@ -71,7 +71,7 @@ def test_answers_that_are_dropped_are_let_out() -> None:
 def test_whoever_lets_packets_in_isnt_said_to_drop_them_nor_never_to_get_them() -> None:
     """Before Linux 6.8 nobody knows what becomes of the answers."""
     made = without_counters_of_output(fleet(4, column(1, 4) | row(1, 4), counted=True))
-    told = [one.summary for _, one in findings(made)]
+    told = [finding.summary for _, finding in findings(made)]
     assert any(one.startswith("n1: connections to it on TCP 32768-60999 fail, and its filter on what") for one in told)
     assert not any("before it arrives" in one or "drops inbound" in one for one in told)
 

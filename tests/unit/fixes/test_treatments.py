@@ -44,7 +44,7 @@ def sourced(path: Path, environ: dict[str, str] | None = None) -> dict[str, str]
         ["bash", "-c", '. "$1"; env -0', "bash", str(path)], env=environ or {}, capture_output=True, check=True
     )
     assert done.stderr == b""
-    return dict(os.fsdecode(one).split("=", 1) for one in done.stdout.split(b"\0") if one)
+    return dict(os.fsdecode(part).split("=", 1) for part in done.stdout.split(b"\0") if part)
 
 
 def settings_for(*commands: str, slug: str = "some-check") -> list[file.SettingsLine]:
@@ -428,7 +428,10 @@ def told(after: Examination | str, smoke: SmokeReport | str, says: Says | None =
     choices = ask_for_each(found, says) if says else choose_first_of_each(found)
     applied = Applied()
     done = judge_treatments(choices, applied, Proof(examination=after, smoke=smoke))
-    return {one.commands[0].partition(";")[0].split()[1]: (one.state.value, one.reason) for one in done}
+    return {
+        treatment.commands[0].partition(";")[0].split()[1]: (treatment.state.value, treatment.reason)
+        for treatment in done
+    }
 
 
 def test_confirmed_when_its_check_and_smoke_pass() -> None:

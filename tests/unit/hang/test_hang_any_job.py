@@ -72,7 +72,7 @@ def dumps(draw: st.DrawFn, number: int) -> Recorded:
     names = st.sampled_from(["nccl:all_reduce", "nccl:broadcast", "gloo:barrier"])
     states = st.sampled_from(["scheduled", "started", "completed"])
     last = draw(st.integers(0, 4))
-    entries = [call(one, draw(names), draw(states)) for one in range(last)]
+    entries = [call(number, draw(names), draw(states)) for number in range(last)]
     return dump(number, *entries, group=draw(st.sampled_from(["0:default_pg", "1:"])), written=draw(st.floats(0, 4000)))
 
 
@@ -105,14 +105,14 @@ def test_any_job_has_one_cause_at_most_and_names_its_own_ranks(hang: Hang) -> No
     findings = [found for result in results for found in result.findings]
     assert len(findings) <= 1
     there = (
-        {one.rank for one in hang.ranks}
+        {rank.rank for rank in hang.ranks}
         | {recording.rank for recording in hang.recorded}
         | {count.rank for count in hang.counts}
     )
-    for one in findings:
-        assert one.rank is None or one.rank in there
-        assert len(one.summary) <= 160
-        assert one.evidence
-        assert one.fixes
-        named = re.match(r"ranks? (\d+)\b", one.summary)
+    for finding in findings:
+        assert finding.rank is None or finding.rank in there
+        assert len(finding.summary) <= 160
+        assert finding.evidence
+        assert finding.fixes
+        named = re.match(r"ranks? (\d+)\b", finding.summary)
         assert named is None or int(named[1]) in there

@@ -92,7 +92,7 @@ def test_whatever_moved_makes_it_slow_and_no_failure(ranks: tuple[WatchedRank, .
     assert judged(*ranks, between=60.0) == [(slug, WARN)]
     looked = judge_hang(Snapshot(host="node01"), hang(*ranks, between=60.0), catalogue())
     [(_, _, finding)] = looked.findings
-    assert f"it goes on, slowly perhaps: within 60.0 s {said}" in [one.text for one in finding.evidence]
+    assert f"it goes on, slowly perhaps: within 60.0 s {said}" in [evidence.text for evidence in finding.evidence]
     told = (
         "Some of its ranks work"
         if "cores" in said
@@ -180,6 +180,6 @@ def test_a_rank_that_saves_after_the_others_have_ended_is_well() -> None:
 def test_what_goes_over_sockets_is_not_called_nothing() -> None:
     found = judge_hang(Snapshot(host="node01"), hang(SENDS, rank(1, collective())), catalogue())
     [(_, _, finding)] = found.findings
-    text = " ".join(one.text for one in finding.evidence)
+    text = " ".join(evidence.text for evidence in finding.evidence)
     assert "used no processor within 5.0 s; what it sends over sockets isn't counted" in text
     assert "did nothing" not in f"{text} {finding.cause}"

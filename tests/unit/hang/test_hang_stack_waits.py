@@ -38,7 +38,7 @@ def expected(job: Job, hang: Hang) -> tuple[int, ...]:
     and over NCCL one that computes looks like one that asks its GPU again and again."""
     if job.branched or any(fault.kind == "error in a kernel" for fault in job.faults):
         return ()
-    here = [one for one in hang.ranks if one.rank in job.faulty]
+    here = [rank for rank in hang.ranks if rank.rank in job.faulty]
     computes = job.backend == "nccl" and any(one.watched and one.watched.last.state == "R" for one in here)
     return () if computes else tuple(one.rank for one in here)
 

@@ -140,7 +140,7 @@ def test_the_user_s_frames_are_seen_behind_those_of_a_library() -> None:
     asks = (*prompt, *own("evaluate", 61), *own("main", 70))
     snapshot = Snapshot(hang=hang(rank(0, asks, **SLEEPS), rank(1, collective())))
     (result,) = diagnose(snapshot, plan_for(snapshot), [find_check("rank-busy-outside-collectives")])
-    [stack] = [one.text for one in result.findings[0].evidence if "is in cmd0" in one.text]
+    [stack] = [evidence.text for evidence in result.findings[0].evidence if "is in cmd0" in evidence.text]
     assert "cmd0 (cmd.py:0) <- 7 more <- cmd8 (cmd.py:8) <- evaluate (/home/ada/train.py:61) <- " in stack
     assert "main (/home/ada/train.py:70)" in stack
 

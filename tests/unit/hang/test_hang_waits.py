@@ -418,11 +418,11 @@ def test_ranks_that_differ_in_several_groups_are_all_named() -> None:
 def finding_of(*dumps: Recorded, world_size: int = 0) -> Finding:
     snapshot = Snapshot(hang=Hang(recorded=dumps, world_size=world_size))
     found = [
-        one
+        finding
         for result in diagnose(
             snapshot, plan_for(snapshot), [check for cause in HangCause for check in catalogue().standing_for(cause)]
         )
-        for one in result.findings
+        for finding in result.findings
     ]
     assert len(found) == 1
     return found[0]
@@ -449,7 +449,7 @@ def test_what_is_said_of_one_rank_and_of_several() -> None:
     assert "Gather the dump of rank 1" in silent.fixes[0].text
     two = finding_of(*tensor, dump(1), dump(3, group("2:tp", (3, 4), waits(5))), dump(4))
     assert two.summary == "ranks 1 and 4 never came to the calls in which the others wait"
-    assert [one.text for one in two.evidence[:2]] == [
+    assert [evidence.text for evidence in two.evidence[:2]] == [
         "group 1:tp: ranks 0 and 2 called all_reduce number 10 at train.py:40, rank 1 did not",
         "group 2:tp: rank 3 called all_reduce number 5 at train.py:40, rank 4 did not",
     ]
@@ -481,7 +481,7 @@ def test_a_group_without_entries_has_the_status_that_its_place_tells() -> None:
 
     def told(**more: object) -> dict[str, int | None]:
         data = json.dumps({"version": "2.9", "pg_config": config, "pg_status": status, "entries": [{**entry, **more}]})
-        return {one.group: one.last_enqueued for one in parse_dump(data.encode()).groups}
+        return {group.group: group.last_enqueued for group in parse_dump(data.encode()).groups}
 
     assert told() == {"0:default_pg": 1, "7:tp": 7, "12:dp": 12}
     # Where that doesn't fit to what entries say, the places tell nothing.

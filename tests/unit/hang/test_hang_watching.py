@@ -29,19 +29,19 @@ def asleep() -> Iterator[list[subprocess.Popen[bytes]]]:
     """Two of them, that have said that they are there."""
     started = [subprocess.Popen([sys.executable, "-c", CODE], stdout=subprocess.PIPE) for _ in range(2)]
     try:
-        for one in started:
-            assert one.stdout
-            one.stdout.readline()
+        for process in started:
+            assert process.stdout
+            process.stdout.readline()
             until = time.monotonic() + 60
-            while b"nanosleep" not in Path(f"/proc/{one.pid}/wchan").read_bytes():
+            while b"nanosleep" not in Path(f"/proc/{process.pid}/wchan").read_bytes():
                 assert time.monotonic() < until, "it doesn't sleep"
         yield started
     finally:
-        for one in started:
-            one.kill()
-            one.wait()
-            assert one.stdout
-            one.stdout.close()
+        for process in started:
+            process.kill()
+            process.wait()
+            assert process.stdout
+            process.stdout.close()
 
 
 def process(pid: int, rank: int | None, **more: object) -> Process:
@@ -65,7 +65,7 @@ def looked(*ranks: Process, **more: object) -> Hang:
 def test_two_that_stay(asleep: list[subprocess.Popen[bytes]]) -> None:
     began = time.monotonic()
     hang = looked(*(process(one.pid, rank) for rank, one in enumerate(asleep)))
-    assert [one.rank for one in hang.ranks] == [0, 1]
+    assert [rank.rank for rank in hang.ranks] == [0, 1]
     for one in hang.ranks:
         assert one.watched is not None
         assert one.watched.still
@@ -112,7 +112,7 @@ def test_a_stranger_with_the_pid_of_a_rank_is_not_looked_at(asleep: list[subproc
 
 def test_ranks_that_should_be_here_and_those_of_which_nobody_knows(asleep: list[subprocess.Popen[bytes]]) -> None:
     hang = looked(process(asleep[0].pid, 0), process(asleep[1].pid, None), expected=(0, 1))
-    assert [(one.rank, one.gone) for one in hang.ranks] == [(0, ""), (1, "no process on this host is this rank")]
+    assert [(rank.rank, rank.gone) for rank in hang.ranks] == [(0, ""), (1, "no process on this host is this rank")]
     assert [str(asleep[1].pid) in sentence for sentence in hang.hidden] == [True]
 
 

@@ -160,7 +160,7 @@ def test_nccls_settings_in_her_file(shared: Path, eve: User, secret: Path, put: 
     found = environment.probe(Context(sys.executable, environ={"NCCL_CONF_FILE": f"{shared}/hers/nccl.conf"}))
     assert time.monotonic() - began < 5
     assert "xyzzy" not in repr(found)
-    assert [one.path for one in found.unreadable_files] == [f"{shared}/hers/nccl.conf"]
+    assert [file.path for file in found.unreadable_files] == [f"{shared}/hers/nccl.conf"]
 
 
 def test_her_own_settings_and_what_all_may_read_count(shared: Path, eve: User) -> None:

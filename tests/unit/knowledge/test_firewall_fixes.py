@@ -53,9 +53,9 @@ def test_where_nothing_is_known_a_look_comes_first_and_each_tool_by_itself(firew
     assert look.commands == ("sudo nft list ruleset",)
     firsts = [tool.commands[0].split()[1] for tool in tools]
     assert firsts == ["firewall-cmd", "ufw", "iptables", "nft"]
-    for one, word in zip(tools, ("firewalld", "ufw", "iptables", "nft"), strict=True):
-        assert f"it is {word}" in one.text
-        assert not any("#" in command for command in one.commands)
+    for fix, word in zip(tools, ("firewalld", "ufw", "iptables", "nft"), strict=True):
+        assert f"it is {word}" in fix.text
+        assert not any("#" in command for command in fix.commands)
 
 
 def test_firewalld_s_zone_lets_in_more_and_that_is_said() -> None:
@@ -106,7 +106,7 @@ def test_a_host_is_judged_by_the_family_of_its_network(
     assert job_subnet(network) == subnet
     firewall = Firewall(tool=None, input_policy=None, drops_new=False, ipv6=six)
     snapshot = Snapshot(network=network, firewall=firewall, fleet=Fleet())
-    results = [one for one in diagnose(snapshot, Plan(1, "--nproc"), select(["network"])) if one.findings]
+    results = [result for result in diagnose(snapshot, Plan(1, "--nproc"), select(["network"])) if result.findings]
     found = [result for result in results if result.check.slug == "local-firewall"]
     assert [one.check.slug for one in found] == slugs
     for one in found:

@@ -22,8 +22,8 @@ def test_the_table_is_complete() -> None:
 
 
 def test_every_name_that_is_referred_to_is_known() -> None:
-    for one in known_settings().values():
-        assert not one.replaced_by or one.replaced_by in known_settings(), one
+    for setting in known_settings().values():
+        assert not setting.replaced_by or setting.replaced_by in known_settings(), setting
     for one in read_by_nothing().values():
         assert not one.meant or one.meant in known_settings(), one
 

@@ -27,7 +27,7 @@ SITE = "/opt/venv/lib/python3.11/site-packages"
 
 
 def traceback(*files: str) -> str:
-    frames = "".join(f'  File "{one}", line 7, in main\n    run(args)\n' for one in files)
+    frames = "".join(f'  File "{file}", line 7, in main\n    run(args)\n' for file in files)
     return f"Traceback (most recent call last):\n{frames}{TAKEN}"
 
 

@@ -54,8 +54,8 @@ def poisoned(value: Any, keep: frozenset[str] = frozenset()) -> Any:
 
 
 def commands(examinations: list[Examination]) -> Iterator[str]:
-    for one in examinations:
-        for _, _, finding in one.findings:
+    for examination in examinations:
+        for _, _, finding in examination.findings:
             yield from (command for fix in finding.fixes for command in fix.commands)
 
 

@@ -204,8 +204,8 @@ def test_check_names_the_file_and_the_line(tmp_path: Path) -> None:
     assert done.returncode == 1
     refused, processes = found["accelerate-config-refused"], found["accelerate-config-processes"]
     assert refused["severity"] == "fail"
-    assert [one["source"] for one in refused["evidence"]] == [f"{file}, line 3"]
-    assert [one["source"] for one in processes["evidence"]] == [f"{file}, line 2", f"{file}, line 4"]
+    assert [evidence["source"] for evidence in refused["evidence"]] == [f"{file}, line 3"]
+    assert [evidence["source"] for evidence in processes["evidence"]] == [f"{file}, line 2", f"{file}, line 4"]
     assert os.system(refused["fixes"][0]["commands"][0]) == 0
     assert yaml.safe_load(file.read_text())["mixed_precision"] == "no"
     done = ddpdoctor("check", "--quick", "--json", "--select", "launch", environ=environ)

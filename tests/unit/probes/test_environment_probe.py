@@ -109,7 +109,7 @@ def test_files_that_are_no_lists_of_settings(tmp_path: Path) -> None:
     huge = write(tmp_path, "/etc/nccl.conf", b"NCCL_DEBUG=INFO\n")
     os.truncate(huge, 100 * 1024 * 1024)
     found = look(tmp_path, NCCL_CONF_FILE="/shared/binary")
-    assert [one.reason for one in found.unreadable_files] == [
+    assert [file.reason for file in found.unreadable_files] == [
         "not a text file",
         "larger than 256 KiB, so not a list of settings",
     ]
@@ -121,7 +121,7 @@ def test_a_pipe_and_a_folder_do_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "etc/nccl.conf")
     (tmp_path / "conf.d").mkdir()
     found = look(tmp_path, NCCL_CONF_FILE="/conf.d")
-    assert [one.reason for one in found.unreadable_files] == ["not a regular file", "not a regular file"]
+    assert [file.reason for file in found.unreadable_files] == ["not a regular file", "not a regular file"]
 
 
 def test_a_home_folder_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

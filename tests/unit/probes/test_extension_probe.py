@@ -133,7 +133,7 @@ def test_apex_with_its_modules_and_architectures(site: Path) -> None:
     build(site / f"fused_layer_norm_cuda.{TAG}.so", OLD_ERROR, needs=("libc10.so", "libcudart.so.12"))
     build(site / f"flash_attn_2_cuda.{TAG}.so", REAL_CHECK)
     extensions = found(site)
-    assert [one.package for one in extensions.packages] == ["flash_attn"]
+    assert [package.package for package in extensions.packages] == ["flash_attn"]
     (apex,) = extensions.apex
     assert (apex.kind, apex.version) == ("nvidia", "0.1")
     assert [one.module for one in apex.objects] == ["amp_C", "fused_layer_norm_cuda"]

@@ -130,7 +130,7 @@ def test_the_table_of_sockets(tmp_path: Path) -> None:
     (tmp_path / "proc/12/cmdline").write_text("python\0train.py\0--api-key=abcdef0123\0")
     found = port_holders(context, [29500])
     assert isinstance(found, tuple)
-    assert [(one.address, one.listening, one.pid) for one in found] == [
+    assert [(row.address, row.listening, row.pid) for row in found] == [
         ("127.0.0.1", True, 12),
         ("10.0.0.11", False, 0),
         ("::1", True, 0),

@@ -105,7 +105,7 @@ def test_only_what_matters_is_kept(tmp_path: Path) -> None:
     found = look(tmp_path)
     assert [device.address[5:10] for device in found.devices] == ["00:02", "00:03", "00:04", "00:05", "0a:00"]
     assert [nvswitch.address[5:10] for nvswitch in found.nvswitches] == ["00:03"]
-    assert [one.address[5:10] for one in found.amd_gpus] == ["00:05"]
+    assert [gpu.address[5:10] for gpu in found.amd_gpus] == ["00:05"]
     assert found.nvidia_gpus == ()
 
 

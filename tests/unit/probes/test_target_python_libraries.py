@@ -228,5 +228,5 @@ def test_libstdcxx_of_this_host(cuda_venv: tuple[str, Path]) -> None:
     listed = subprocess.run(
         ["grep", "-aoE", "GLIBCXX_3\\.4\\.[0-9]+", found.glibcxx_path], capture_output=True, text=True, check=True
     )
-    newest = max(int(one.rpartition(".")[2]) for one in listed.stdout.split())
+    newest = max(int(part.rpartition(".")[2]) for part in listed.stdout.split())
     assert found.glibcxx_provided == f"3.4.{newest}"

@@ -84,8 +84,8 @@ def test_workers_of_a_rank_and_of_its_fork_server() -> None:
         other(34, 99, ProcessRole.WORKER),
         other(35, 20),
     )
-    assert [one.pid for one in job.others] == [30, 31, 32, 33]
-    assert [one.pid for one in job.workers_of(job.ranks[0])] == [30, 32]
+    assert [process.pid for process in job.others] == [30, 31, 32, 33]
+    assert [process.pid for process in job.workers_of(job.ranks[0])] == [30, 32]
 
 
 def test_two_jobs_by_hand_in_one_step_of_slurm() -> None:
@@ -220,7 +220,8 @@ def with_sockets(*circles: tuple[int, ...], of: list[Process]) -> list[Process]:
     """Those of a circle are connected with its first."""
     heads = {pid: circle[0] for circle in circles for pid in circle}
     return [
-        msgspec.structs.replace(one, connected=() if heads[one.pid] == one.pid else (heads[one.pid],)) for one in of
+        msgspec.structs.replace(process, connected=() if heads[process.pid] == process.pid else (heads[process.pid],))
+        for process in of
     ]
 
 

@@ -35,7 +35,7 @@ def listed(host: Host) -> Processes:
 
 
 def test_both_in_collectives_are_proven() -> None:
-    assert all(one.proven and not one.doubts for one in two_ranks()[1])
+    assert all(leftover.proven and not leftover.doubts for leftover in two_ranks()[1])
 
 
 @pytest.mark.parametrize("stack", ELSEWHERE)
@@ -44,28 +44,28 @@ def test_one_elsewhere_is_a_doubt_for_all(stack: tuple[Frame, ...]) -> None:
     first = listed(host).listed[
         [entry.place is not None and entry.place.rank == 0 for entry in listed(host).listed].index(True)
     ]
-    words = {one.pid: " ".join(one.doubts) for one in found}
+    words = {leftover.pid: " ".join(leftover.doubts) for leftover in found}
     assert len(found) == 2
-    for one in found:
-        assert not one.proven
-        assert one.command == f"ps -o pid,user,lstart,stat,args -p {one.pid}"
-        assert not one.then
-        assert words[one.pid].endswith(", and not in a collective")
-        assert ("it is in " if one.pid == first.pid else f"rank 0 of its job (pid {first.pid}) is in ") in words[
-            one.pid
+    for leftover in found:
+        assert not leftover.proven
+        assert leftover.command == f"ps -o pid,user,lstart,stat,args -p {leftover.pid}"
+        assert not leftover.then
+        assert words[leftover.pid].endswith(", and not in a collective")
+        assert ("it is in " if leftover.pid == first.pid else f"rank 0 of its job (pid {first.pid}) is in ") in words[
+            leftover.pid
         ]
 
 
 def test_where_no_stack_is_told_the_look_comes_before_the_kill() -> None:
     _, found = two_ranks(stack=Unknown("py-spy isn't installed"))
-    assert {one.then for one in found} == {f"kill {one.pid}" for one in found}
+    assert {leftover.then for leftover in found} == {f"kill {leftover.pid}" for leftover in found}
     assert all("stands can't be told: py-spy isn't installed" in one.doubts[0] for one in found)
 
 
 @pytest.mark.parametrize("facts", [{"recent_cpu": 0.9}, {"recent_bytes": 1 << 20}])
 def test_nobody_is_told_to_kill_what_works(facts: dict[str, Any]) -> None:
     _, found = two_ranks(**facts)
-    assert [one.then for one in found] == ["", ""]
+    assert [leftover.then for leftover in found] == ["", ""]
 
 
 def test_stacks_are_read_of_quiet_orphans_and_their_mates_alone() -> None:

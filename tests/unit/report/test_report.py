@@ -170,11 +170,11 @@ def test_json_of_every_sick_fixture_follows_the_schema() -> None:
     examinations = [examine(snapshot, 8, all_checks()) for snapshot in snapshots]
     check_json_of(build_report("check", examinations, ["node9.json: truncated"]))
     # What differs between them stands in the findings; the rest is long, and the same.
-    for one in examinations:
-        on_terminal(one, quiet=True)
-        in_markdown(one)
-    for one in examinations[::8]:
-        on_terminal(one, verbose=True)
+    for examination in examinations:
+        on_terminal(examination, quiet=True)
+        in_markdown(examination)
+    for examination in examinations[::8]:
+        on_terminal(examination, verbose=True)
 
 
 def check_json_of(report: Report) -> None:

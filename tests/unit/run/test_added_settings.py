@@ -57,13 +57,13 @@ def test_each_release_gets_the_names_it_knows(
     expected = {"PYTHONFAULTHANDLER": "1", size: "2000", file: DUMPS, when: "1"}
     expected.pop(None, None)
     assert settings_for(["torchrun", "train.py"], environ, DUMPS) == expected
-    number = tuple(int(one) for one in release.split(".")[:2])
+    number = tuple(int(part) for part in release.split(".")[:2])
     for name in set(expected) - {"PYTHONFAULTHANDLER"}:
         known = known_settings()[str(name)]
-        assert tuple(int(one) for one in known.since.split(".")[:2]) <= number
+        assert tuple(int(part) for part in known.since.split(".")[:2]) <= number
         newer = known_settings().get(known.replaced_by)
         # It would warn of a name that is older than itself.
-        assert newer is None or tuple(int(one) for one in newer.since.split(".")[:2]) > number
+        assert newer is None or tuple(int(part) for part in newer.since.split(".")[:2]) > number
 
 
 def test_what_the_user_has_set_counts_under_any_name(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_the_release_is_that_of_the_command_s_python(tmp_path: Path) -> None:
 
 def test_the_real_one_here() -> None:
     torch = pytest.importorskip("torch")
-    expected = tuple(int(one) for one in torch.__version__.split(".")[:2])
+    expected = tuple(int(part) for part in torch.__version__.split(".")[:2])
     assert torch_release([sys.executable], dict(os.environ)) == expected
 
 

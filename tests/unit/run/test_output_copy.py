@@ -58,7 +58,7 @@ def test_a_line_without_end_is_not_waited_for() -> None:
 
 def test_of_a_file_the_beginning_and_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "log"
-    path.write_bytes(b"not ours\n" + b"".join(b"line %d\n" % one for one in range(1000)) + b"later")
+    path.write_bytes(b"not ours\n" + b"".join(b"line %d\n" % number for number in range(1000)) + b"later")
     size = path.stat().st_size - 5
     reading = os.open(path, os.O_RDONLY)
     try:

@@ -77,7 +77,7 @@ def test_whoever_is_turned_away_hears_what_to_type(refusal: str, words: str, com
     finding = turned_away(Meeting(master="n0", port=29500, nnodes=2, node_rank=1, turned_away=words, refusal=refusal))
     assert finding.summary.startswith("Node 0 doesn't let this node in: ")
     assert any(command in one for one in finding.fixes[0].commands)
-    assert not any("on node 0, " in one for fix in finding.fixes for one in fix.commands)
+    assert not any("on node 0, " in command for fix in finding.fixes for command in fix.commands)
 
 
 def other_token(*, wanted: bool, given: bool) -> Finding:

@@ -544,7 +544,7 @@ def test_whatever_the_ranks_say_there_is_one_verdict(runs: list[RankRun]) -> Non
     """One finding of the family at most, about ranks that there are, and no check that crashes; none if all finished."""
     ranks = [msgspec.structs.replace(one, rank=number, local_rank=number) for number, one in enumerate(runs)]
     told = results(ranks)
-    findings = [one for result in told for one in result.findings]
+    findings = [finding for result in told for finding in result.findings]
     crashed = [
         result.not_tested.reason for result in told if result.not_tested and result.not_tested.why.value == "crashed"
     ]

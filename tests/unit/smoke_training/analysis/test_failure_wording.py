@@ -98,7 +98,7 @@ def test_summary_and_account_begin_with_the_message() -> None:
 
 
 def test_ranks_that_failed_alike_are_told_once() -> None:
-    told = [one.text for one in failed(8).evidence]
+    told = [evidence.text for evidence in failed(8).evidence]
     assert len(told) == 3
     assert told[0].startswith("rank 0 (on node07, pid 1000, cpu) failed in barrier")
     assert told[2] == "the same of ranks 1-7 (pid 1001, 1002, 1003, 1004, 1005, 1006 and 1007)"
@@ -106,8 +106,8 @@ def test_ranks_that_failed_alike_are_told_once() -> None:
 
 def test_one_that_failed_elsewhere_or_with_another_last_line_is_told_apart() -> None:
     other = raises(2, stack=("broadcast (a.py:3)",))
-    told = [one.text for one in failed(4, r2=other).evidence]
+    told = [evidence.text for evidence in failed(4, r2=other).evidence]
     assert "the same of ranks 1 and 3 (pid 1001 and 1003)" in told
     assert any(one.startswith("rank 2 was in broadcast") for one in told)
     apart = failed(8, **{f"r{rank}": raises(rank, last_line="x" * rank) for rank in range(8)})
-    assert "and 4 more ranks" in [one.text for one in apart.evidence]
+    assert "and 4 more ranks" in [evidence.text for evidence in apart.evidence]

@@ -66,7 +66,7 @@ class Job:
         return list(rank_runs(self.watch, "node01", [self.watch.ranks[rank] for rank in late]))
 
     def endings(self, ended_at: float, *late: int) -> list[RankEnding]:
-        return [one.ending for one in self.come_to(ended_at, *late)]
+        return [run.ending for run in self.come_to(ended_at, *late)]
 
 
 def stage_of(one: RankRun, name: str) -> StageState:
@@ -123,7 +123,7 @@ def test_who_only_suffers_is_no_reason_for_the_engine(blamed: dict[str, int]) ->
 def test_a_sigterm_that_came_first_was_somebody_else_s() -> None:
     job = Job().in_stage(0, "all_reduce", 1).in_stage(1, "all_reduce", 1)
     job.exits(0, 2, -signal.SIGTERM).fails(1, 2.2, error="RuntimeError: Connection closed by peer")
-    assert [one.ending for one in job.come_to(3)] == [RankEnding.KILLED, RankEnding.RAISED]
+    assert [run.ending for run in job.come_to(3)] == [RankEnding.KILLED, RankEnding.RAISED]
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_a_rank_that_dies_after_its_last_word_hasn_t_finished() -> None:
 def test_a_rank_whose_process_stays_has_hung_in_its_last_stage() -> None:
     job = Job().finishes(0, 5).finishes(1, 6).exits(0, 6.1, 0)
     assert job.watch.late_ranks(15.9) == []
-    assert [one.rank for one in job.watch.late_ranks(16)] == [1]
+    assert [rank.rank for rank in job.watch.late_ranks(16)] == [1]
     well, stays = job.come_to(16, 1)
     assert (well.ending, stays.ending, stays.step) == (RankEnding.FINISHED, RankEnding.HUNG, PROCESS_END)
     assert stage_of(stays, "shutdown") is StageState.HUNG
@@ -383,7 +383,7 @@ def test_each_stage_has_its_time_and_so_has_the_way_to_the_next() -> None:
     job.says(0, 25, stage="device", state="passed")
     assert job.watch.next_due() == 35
     assert job.watch.late_ranks(34.9) == []
-    assert [one.rank for one in job.watch.late_ranks(35)] == [0]
+    assert [rank.rank for rank in job.watch.late_ranks(35)] == [0]
 
 
 @pytest.mark.parametrize(
@@ -404,15 +404,15 @@ def test_the_rendezvous_s_time_begins_when_the_last_rank_of_the_host_has_come() 
     job = Job(stages=("import", "device", "rendezvous", "barrier")).says(1, 0.5, stage="import", state="begun")
     job.says(0, 2, stage="rendezvous", state="begun")
     assert job.watch.late_ranks(90) == []
-    assert [one.rank for one in job.watch.late_ranks(90.5)] == [1]
+    assert [rank.rank for rank in job.watch.late_ranks(90.5)] == [1]
     assert job.watch.due(job.watch.ranks[0]) == 100.5
     job.says(1, 85, stage="import", state="passed").says(1, 85, stage="device", state="begun")
-    assert [one.rank for one in job.watch.late_ranks(95)] == [1]
+    assert [rank.rank for rank in job.watch.late_ranks(95)] == [1]
     job.says(1, 90, stage="device", state="passed").says(1, 90, stage="rendezvous", state="begun")
     # It may be heard to be through before the one that waited for it.
     job.says(1, 90.1, stage="rendezvous", state="passed").says(1, 90.1, stage="barrier", state="begun")
     assert job.watch.late_ranks(99.9) == []
-    assert [one.rank for one in job.watch.late_ranks(100)] == [0]
+    assert [rank.rank for rank in job.watch.late_ranks(100)] == [0]
 
 
 def test_at_the_rendezvous_nobody_waits_for_one_that_is_over() -> None:
@@ -424,7 +424,7 @@ def test_at_the_rendezvous_nobody_waits_for_one_that_is_over() -> None:
 def test_steps_don_t_prolong_a_stage() -> None:
     job = Job().in_stage(0, "all_reduce", 1, "a").in_stage(1, "all_reduce", 1, "a")
     job.says(0, 9, step="b")
-    assert [one.rank for one in job.watch.late_ranks(11)] == [0, 1]
+    assert [rank.rank for rank in job.watch.late_ranks(11)] == [0, 1]
 
 
 def test_who_is_about_to_be_late_is_held_up_too_and_who_is_ahead_waits_for_them() -> None:
@@ -432,7 +432,7 @@ def test_who_is_about_to_be_late_is_held_up_too_and_who_is_ahead_waits_for_them(
     job.in_stage(2, "shutdown", 5)
     late = job.watch.late_ranks(11)
     assert [one.rank for one in late] == [0]
-    assert [one.rank for one in job.watch.stuck_ranks(late)] == [0, 1]
+    assert [rank.rank for rank in job.watch.stuck_ranks(late)] == [0, 1]
     assert job.endings(11.5, 0, 1) == [RankEnding.HUNG, RankEnding.HUNG, RankEnding.ENDED]
 
 

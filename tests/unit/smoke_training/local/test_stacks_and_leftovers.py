@@ -200,7 +200,7 @@ def test_a_process_of_the_run_is_ended_wherever_it_has_gone(short_path: Path) ->
         subprocess.Popen(["sleep", "60"], env=environ | {"TMPDIR": os.fspath(short_path)}) as another,
     ):
         # A child shows its parent's environment until it has become another program.
-        while any(Path(f"/proc/{one.pid}/comm").read_text() != "sleep\n" for one in (ours, another)):
+        while any(Path(f"/proc/{process.pid}/comm").read_text() != "sleep\n" for process in (ours, another)):
             time.sleep(0.01)
         try:
             # Reaped at once, as by the keeper: else it would remain.

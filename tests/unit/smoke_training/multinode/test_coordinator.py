@@ -74,9 +74,9 @@ def test_whatever_its_ranks_say_a_nodes_answer_fits(ranks: int) -> None:
     wordy = [talkative(rank) for rank in range(ranks)]
     wordy = [
         msgspec.structs.replace(
-            one, stages=tuple(msgspec.structs.replace(stage, words="\U0001f525" * 1000) for stage in one.stages)
+            run, stages=tuple(msgspec.structs.replace(stage, words="\U0001f525" * 1000) for stage in run.stages)
         )
-        for one in wordy
+        for run in wordy
     ]
     answer = TrainingDone(runs=tuple(map(shorten_run, wordy)), began=0.0, problem="\U0001f525" * 1000)
     assert len(encode(answer)) <= MAX_ANSWER_BYTES + MAX_RANK_RUN_BYTES * ranks
