@@ -13,6 +13,7 @@ from ddpdoctor.checks.script.script_facts import (
     may_be_on_some_ranks,
     reached,
     require_distributed,
+    set_argument,
     ways_to,
 )
 from ddpdoctor.engine.registry import check, requires
@@ -72,6 +73,7 @@ def _loaded_where_it_was(script: Script, load: LibraryCall, restored: LibraryCal
         ),
         severity=WARN if saves_states else INFO,
         place=load.place,
+        edits=() if load.escapes else (set_argument(load.place, "map_location", '"cpu"'),),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix, Owner
+from ddpdoctor.base.findings import FAIL, WARN, EditKind, Finding, Fix, Owner, SourceEdit, SourcePlace
 from ddpdoctor.checks.script.script_facts import (
     at,
     knows_rank,
@@ -12,10 +12,11 @@ from ddpdoctor.checks.script.script_facts import (
     outer_loops,
     reached,
     require_distributed,
+    set_argument,
     trains_in,
 )
 from ddpdoctor.engine.registry import check, requires
-from ddpdoctor.facts.script import Iteration, LibraryCall, Role, Script, Value
+from ddpdoctor.facts.script import Iteration, LibraryCall, OriginKind, Role, Script, Value
 
 _LOADER = "torch.utils.data.DataLoader"
 _RANDOM = "torch.utils.data.RandomSampler"
@@ -43,7 +44,7 @@ def sampler_without_set_epoch(script: Script) -> Iterator[Finding]:
         for sampler in samplers_of(script, loader):
             iteration = _epochs_without_order(script, loader, sampler)
             if iteration:
-                yield _same_order(loader, sampler, iteration)
+                yield _same_order(script, loader, sampler, iteration)
 
 
 @check("shuffle-with-sampler", severity=FAIL, owner=Owner.USER)
@@ -72,7 +73,24 @@ def shuffle_with_sampler(script: Script) -> Iterator[Finding]:
                 at(loader.place, "the loader"),
                 Fix("Shuffle only where there is no sampler", (f"shuffle=({sampler.text} is None)",)),
                 place=loader.place,
+                edits=_order_left_to_sampler(loader, sampler, made),
             )
+
+
+def _order_left_to_sampler(loader: LibraryCall, sampler: Value, made: LibraryCall) -> tuple[SourceEdit, ...]:
+    """The edit that leaves the order to a sampler which shuffles by itself; where there is none, the loader shuffles as before."""
+    if (
+        loader.argument("shuffle") is None
+        or Role.SAMPLER not in made.roles
+        or made.argument("shuffle", 3)
+        or made.unpacks
+    ):
+        return ()
+    if all(origin.kind is OriginKind.CALL for origin in sampler.origins):
+        return (SourceEdit(kind=EditKind.REMOVE_ARGUMENT, place=loader.place, name="shuffle"),)
+    if sampler.text.isidentifier() and sampler.is_followed:
+        return (set_argument(loader.place, "shuffle", f"({sampler.text} is None)"),)
+    return ()
 
 
 @check("loader-without-sampler", severity=WARN, owner=Owner.USER)
@@ -174,7 +192,7 @@ def _is_told(script: Script, loader: LibraryCall, sampler: LibraryCall) -> bool:
     return False
 
 
-def _same_order(loader: LibraryCall, sampler: LibraryCall, iteration: Iteration) -> Finding:
+def _same_order(script: Script, loader: LibraryCall, sampler: LibraryCall, iteration: Iteration) -> Finding:
     epochs = outer_loops(iteration, loader)[0].place
     given = loader.argument("sampler", 3)
     name = given.text if given and given.text.replace(".", "").replace("_", "").isalnum() else "loader.sampler"
@@ -186,4 +204,19 @@ def _same_order(loader: LibraryCall, sampler: LibraryCall, iteration: Iteration)
         at(iteration.place, "in it the loader is iterated"),
         Fix(f"As the first line in the loop at {epochs}", (f"{name}.set_epoch(epoch)",)),
         place=sampler.place,
+        edits=_told_in_loop(script, loader, epochs),
     )
+
+
+def _told_in_loop(script: Script, loader: LibraryCall, epochs: SourcePlace) -> tuple[SourceEdit, ...]:
+    """The edit that tells the sampler, if it has a name, and is one wherever it is there at all."""
+    given = loader.argument("sampler", 3)
+    if given is None or not given.text.isidentifier():
+        return ()
+    samplers = len(list(script.made_by(given, Role.SAMPLER)))
+    nothing = sum(origin.kind is OriginKind.CONSTANT and origin.text == "None" for origin in given.origins)
+    if samplers + nothing < len(given.origins):
+        return ()
+    call = f"{given.text}.set_epoch({{turn}})"
+    text = f"if {given.text} is not None:\n{{indent}}{call}" if nothing else call
+    return (SourceEdit(kind=EditKind.FIRST_IN_LOOP, place=epochs, name=given.text, text=text, used_at=loader.place),)

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from ddpdoctor.base.findings import WARN, Finding, Fix, Owner
+from ddpdoctor.base.findings import WARN, EditKind, Finding, Fix, Owner, SourceEdit
 from ddpdoctor.base.lazy_patterns import compile_lazily
-from ddpdoctor.checks.script.script_facts import at, is_handed_to, require_distributed
+from ddpdoctor.checks.script.script_facts import at, is_handed_to, require_distributed, set_argument
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.script import LibraryCall, OriginKind, Role, Script
 
@@ -16,6 +16,7 @@ _SPELLINGS: Final = ("'--local_rank'", "'--local-rank'")
 _READERS: Final = compile_lazily(r"init|dist|setup|launch", re.IGNORECASE)
 """Names of functions that may read the environment, and correct the options that they are handed."""
 _LOCAL_RANK: Final = "LOCAL_RANK"
+_NUMBER: Final = compile_lazily(r"-?\d{1,4}")
 
 
 @check("local-rank-argument-only", severity=WARN, owner=Owner.USER)
@@ -75,4 +76,17 @@ def _read_nowhere(option: LibraryCall, use: LibraryCall) -> Finding:
             ),
         ),
         place=option.place,
+        edits=_default_from_environment(option),
+    )
+
+
+def _default_from_environment(option: LibraryCall) -> tuple[SourceEdit, ...]:
+    """The edits by which the option's default comes from the environment, and its own is what stands there without a launcher."""
+    default = option.argument("default")
+    if option.argument("required") or (default and not _NUMBER.fullmatch(default.text)):
+        return ()
+    without = default.text if default else "0"
+    return (
+        SourceEdit(kind=EditKind.IMPORT, place=option.place, name="os"),
+        set_argument(option.place, "default", f'int(os.environ.get("{_LOCAL_RANK}", {without}))'),
     )

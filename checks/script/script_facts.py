@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from ddpdoctor.base.findings import Evidence, SourcePlace
+from ddpdoctor.base.findings import EditKind, Evidence, SourceEdit, SourcePlace
 from ddpdoctor.engine.registry import requires
 from ddpdoctor.facts.script import Condition, Iteration, LibraryCall, Loop, OriginKind, Ranks, Role, Script, Value
 
@@ -89,3 +89,8 @@ def at(place: SourcePlace, words: str) -> Evidence:
         words: what it is, "the loader is built".
     """
     return Evidence(f"{words}: {place.text}", str(place))
+
+
+def set_argument(place: SourcePlace, name: str, text: str) -> SourceEdit:
+    """The edit that gives the call at a place this value for an argument."""
+    return SourceEdit(kind=EditKind.SET_ARGUMENT, place=place, name=name, text=text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ddpdoctor.report.contract import Report
     from ddpdoctor.report.document import Document
     from ddpdoctor.scripts.judging import JudgedScript, PlacedFinding
+    from ddpdoctor.scripts.project import ModuleCache
     from ddpdoctor.scripts.project_settings import FoundSettings
 
 STDIN = "-"
@@ -77,24 +78,25 @@ class LintResult(CommandResult):
         """Write `file:line:column: severity slug message` for each finding, for editors."""
         from ddpdoctor.scripts.render_lines import concise_lines
 
-        return _text(concise_lines(self.placed_findings, self._unjudged))
+        return _text(concise_lines(self.placed_findings, self.unjudged))
 
     def to_github(self) -> str:
         """Write commands of GitHub's workflows, each an annotation."""
         from ddpdoctor.scripts.places import repository_root
         from ddpdoctor.scripts.render_lines import github_lines
 
-        return _text(github_lines(self.placed_findings, self._unjudged, repository_root(os.curdir)))
+        return _text(github_lines(self.placed_findings, self.unjudged, repository_root(os.curdir)))
 
     def to_sarif(self) -> str:
         """Write a log file of SARIF 2.1.0, with paths as seen from the root of the repository."""
         from ddpdoctor.scripts.places import repository_root
         from ddpdoctor.scripts.render_sarif import sarif_log
 
-        return f"{sarif_log(self.placed_findings, self._unjudged, repository_root(os.curdir))}\n"
+        return f"{sarif_log(self.placed_findings, self.unjudged, repository_root(os.curdir))}\n"
 
     @property
-    def _unjudged(self) -> tuple[str, ...]:
+    def unjudged(self) -> tuple[str, ...]:
+        """What could not be judged: files that could not be read, and checks that failed themselves."""
         from ddpdoctor.scripts.render import crashes
 
         return (*self._problems, *crashes(self.judged))
@@ -124,15 +126,41 @@ def lint(
     for path in named:
         if path != STDIN and not os.path.lexists(path):
             raise UsageError(f"there is no {path}")
+    return lint_as_if({}, named, select, ignore, stdin=stdin)
+
+
+def lint_as_if(
+    contents: Mapping[str, bytes],
+    paths: Sequence[str],
+    select: Sequence[str],
+    ignore: Sequence[str],
+    *,
+    stdin: bytes | None = None,
+) -> LintResult:
+    """Judge scripts as they would be after a change.
+
+    Args:
+        contents: by real path, of the files that are changed.
+        paths: as for `lint`, as the rest.
+        select: only these checks.
+        ignore: not these checks.
+        stdin: the source that "-" stands for.
+
+    Raises:
+        UsageError: no check is left.
+    """
+    from ddpdoctor.scripts.project import ModuleCache
+
     checks = tuple(check for check in selected_checks(select, ignore) if "script" in check.groups)
     if not checks:
         raise UsageError("--select and --ignore leave no check of scripts")
-    return _Linter(checks).lint(named, stdin)
+    return _Linter(checks, ModuleCache(contents)).lint(paths, stdin)
 
 
 class _Linter:
-    def __init__(self, checks: tuple[Check, ...]) -> None:
+    def __init__(self, checks: tuple[Check, ...], cache: ModuleCache) -> None:
         self._checks = checks
+        self._cache = cache
         self._judged: list[JudgedScript] = []
         self._problems: dict[str, None] = {}
 
@@ -155,12 +183,11 @@ class _Linter:
 
     def _scripts(self, paths: Sequence[str], stdin: bytes | None) -> Iterator[tuple[Script, FoundSettings]]:
         from ddpdoctor.scripts.named_paths import files_in
-        from ddpdoctor.scripts.project import ModuleCache
         from ddpdoctor.scripts.project_settings import FoundSettings, SettingsOfProjects
         from ddpdoctor.scripts.reading import read_script, read_text
         from ddpdoctor.scripts.source_text import STDIN_NAME
 
-        cache, projects = ModuleCache(), SettingsOfProjects()
+        projects = SettingsOfProjects()
         done: set[str] = set()
         for path in paths:
             if path == STDIN:
@@ -177,7 +204,7 @@ class _Linter:
                 if file.problem:
                     self._problems[f"{file.path}: {file.problem}"] = None
                     continue
-                yield read_script(file.path, cache), settings
+                yield read_script(file.path, self._cache), settings
 
     def _checks_for(self, found: FoundSettings) -> tuple[Check, ...]:
         settings = found.settings

@@ -62,6 +62,36 @@ class SourcePlace(msgspec.Struct, frozen=True):
         return f"{self.file}:{self.line}"
 
 
+class EditKind(str, Enum):
+    """Changes to source code."""
+
+    SET_ARGUMENT = "set-argument"
+    """The call at the place is given an argument by its name, or another value for it."""
+    REMOVE_ARGUMENT = "remove-argument"
+    FIRST_IN_LOOP = "first-in-loop"
+    """Lines at the beginning of the loop at the place."""
+    IMPORT = "import"
+    """The file imports a module, unless it does."""
+
+
+class SourceEdit(msgspec.Struct, frozen=True, kw_only=True):
+    """A change to source code that certainly is right where it can be made.
+
+    Args:
+        kind: of it.
+        place: of the call or loop.
+        name: of the argument or module; in a loop of the variable that must mean there what it means at `used_at`.
+        text: the argument's value, or the lines, in which {turn} stands for the loop's variable, and {indent} for an indentation.
+        used_at: a place at which that variable is used.
+    """
+
+    kind: EditKind
+    place: SourcePlace
+    name: str
+    text: str = ""
+    used_at: SourcePlace | None = None
+
+
 class Evidence(msgspec.Struct, frozen=True):
     """One fact that a finding rests on, and where it was read."""
 
@@ -102,6 +132,7 @@ class Finding(msgspec.Struct, frozen=True):
         said: words of a program that failed, if the finding rests on such. Checks that know them by their log signs are
             named with it.
         place: of a finding about source code.
+        edits: that mend it there, if it is certain which.
     """
 
     summary: str
@@ -113,6 +144,7 @@ class Finding(msgspec.Struct, frozen=True):
     said: str = ""
     owner: Owner | None = None
     place: SourcePlace | None = None
+    edits: tuple[SourceEdit, ...] = ()
 
     @classmethod
     def of(
@@ -124,10 +156,11 @@ class Finding(msgspec.Struct, frozen=True):
         rank: int | None = None,
         owner: Owner | None = None,
         place: SourcePlace | None = None,
+        edits: tuple[SourceEdit, ...] = (),
     ) -> Finding:
         """A finding of its parts: evidence and fixes, each kind in the order in which it is given; None stands for none."""
         given = [part for part in parts if part is not None]
         flat = [part for several in given for part in ((several,) if isinstance(several, Evidence | Fix) else several)]
         evidence = tuple(part for part in flat if isinstance(part, Evidence))
         fixes = tuple(part for part in flat if isinstance(part, Fix))
-        return cls(summary, cause, evidence, fixes, severity, rank, owner=owner, place=place)
+        return cls(summary, cause, evidence, fixes, severity, rank, owner=owner, place=place, edits=edits)

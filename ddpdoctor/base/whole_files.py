@@ -9,13 +9,17 @@ from pathlib import Path
 from ddpdoctor.base.ownership import open_folder
 
 
-def write_whole(path: str | os.PathLike[str], content: bytes, mode: int) -> None:
+def write_whole(path: str | os.PathLike[str], content: bytes, mode: int, group: int = -1) -> None:
     """Write a file beside the target and rename it: under that name there is never half a file, and no link there is followed.
 
     Args:
         path: of the target; what is there is replaced.
         content: of it.
         mode: its permissions, whatever the umask.
+        group: whose it is to be; -1: as a new file's.
+
+    Raises:
+        OSError: it can't be written, or not for that group; what was there is as it was.
     """
     target = Path(path)
     folder = open_folder(target.parent)
@@ -26,6 +30,7 @@ def write_whole(path: str | os.PathLike[str], content: bytes, mode: int) -> None
             with os.fdopen(handle, "wb") as file:
                 file.write(content)
                 # By its descriptor: under the name there may be another by now, in a folder of somebody else's.
+                os.fchown(file.fileno(), -1, group)
                 os.fchmod(file.fileno(), mode)
             os.rename(hidden, target.name, src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:

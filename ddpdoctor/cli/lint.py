@@ -28,6 +28,11 @@ def lint(
         list[str] | None, typer.Option("--select", help="Only these checks (comma-separated or repeated).")
     ] = None,
     ignored: Annotated[list[str] | None, typer.Option("--ignore", help="Not these checks.")] = None,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Show changes that certainly are right as a diff, ask, and write them.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With --fix: write without asking.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --fix: only show what would be written.")] = False,
     line_format: Annotated[
         LintFormat | None,
         typer.Option(
@@ -51,6 +56,9 @@ def lint(
     form = ReportForm(as_json=as_json, as_markdown=as_markdown, verbose=verbose, quiet=quiet)
     if line_format and form.option:
         raise typer.BadParameter(f"--format and {form.option} exclude each other")
+    from ddpdoctor.cli.lint_fix import refuse_options
+
+    refuse_options(paths, fixing=fix, yes=yes, dry_run=dry_run, form="--format" if line_format else form.option)
     from ddpdoctor.api import script_linting
 
     with form.refusals():
@@ -63,4 +71,9 @@ def lint(
         print(result.to_sarif(), end="")
     else:
         print(result.to_concise(), end="")
+    if fix:
+        from ddpdoctor.cli.lint_fix import mend
+
+        code = mend(result, paths, chosen or (), ignored or (), yes=yes, dry_run=dry_run, strict=strict)
+        raise typer.Exit(code)
     raise typer.Exit(result.exit_code(strict=strict))

@@ -4,6 +4,7 @@ In come paths; out go the facts of each script (`ddpdoctor/facts/script.py`), by
 """
 
 __all__ = [
+    "edits",
     "judging",
     "named_paths",
     "places",
@@ -14,5 +15,6 @@ __all__ = [
     "render_json",
     "render_lines",
     "render_sarif",
+    "rewriting",
     "source_text",
 ]

@@ -30,6 +30,11 @@ class RepositoryPlace(NamedTuple):
     cell: str = ""
 
 
+def is_in_notebook(file: str) -> bool:
+    """Whether a place's file is a cell of a notebook."""
+    return _CELL.match(file) is not None
+
+
 def repository_root(folder: str) -> str:
     """The nearest folder above, or that folder itself, that is the root of a git repository; the folder where none is."""
     start = Path(folder).absolute()

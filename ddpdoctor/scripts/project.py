@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from ddpdoctor.scripts.project_module import ProjectModule
@@ -20,9 +22,14 @@ MAX_FOLDERS_UP: Final = 8
 
 
 class ModuleCache:
-    """Parsed modules by path, the last ones that were needed."""
+    """Parsed modules by path, the last ones that were needed.
 
-    def __init__(self) -> None:
+    Args:
+        contents: by real path, of files to be read as if that were in them.
+    """
+
+    def __init__(self, contents: Mapping[str, bytes] = MappingProxyType({})) -> None:
+        self._contents = contents
         self._modules: OrderedDict[str, ProjectModule | UnreadableSource] = OrderedDict()
         self._names: dict[str, frozenset[str]] = {}
         self._roots: dict[str, tuple[tuple[str, ...], str]] = {}
@@ -70,7 +77,7 @@ class ModuleCache:
         module = self._modules.get(path)
         if module is None:
             try:
-                source = decode_source(read_source(path), name)
+                source = decode_source(self._contents[path] if path in self._contents else read_source(path), name)
                 module = ProjectModule(source, parse_source(source), path)
             except UnreadableSource as error:
                 module = error

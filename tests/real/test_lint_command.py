@@ -1,0 +1,101 @@
+"""`ddpdoctor lint --fix` at the command line: what it shows, asks and writes."""
+
+from __future__ import annotations
+
+import os
+import pty
+import shutil
+import subprocess
+from pathlib import Path
+
+from tests.support.command import command, plain_environ
+from tests.support.script_cases import SCRIPTS
+
+LOAD = SCRIPTS / "load-without-map-location" / "sick-resume.py"
+SHOWN = '+    checkpoint = torch.load("last.pt", map_location="cpu")'
+
+
+def lint(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command("lint", *arguments),
+        cwd=folder,
+        env=plain_environ(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def answered(folder: Path, answer: bytes) -> tuple[str, int]:
+    """What `lint --fix` prints at a terminal where somebody gives that answer."""
+    terminal, theirs = pty.openpty()
+    os.write(terminal, answer)
+    with subprocess.Popen(
+        command("lint", "--fix", "train.py"), cwd=folder, env=plain_environ(), stdin=theirs, stdout=subprocess.PIPE, stderr=theirs
+    ) as process:  # fmt: skip
+        shown, _ = process.communicate(timeout=60)
+        os.close(theirs)
+        os.close(terminal)
+    return shown.decode(), process.returncode
+
+
+def test_nothing_is_written_where_nobody_can_be_asked(tmp_path: Path) -> None:
+    shutil.copy(LOAD, tmp_path / "train.py")
+    ended = lint(tmp_path, "--fix", "train.py")
+    assert ended.returncode == 2
+    assert SHOWN in ended.stdout.splitlines()
+    assert ended.stderr.startswith("Nothing was written: there is no terminal to ask on.")
+    assert (tmp_path / "train.py").read_bytes() == LOAD.read_bytes()
+
+
+def test_a_dry_run_only_shows(tmp_path: Path) -> None:
+    shutil.copy(LOAD, tmp_path / "train.py")
+    ended = lint(tmp_path, "--fix", "--dry-run", "--strict", "train.py")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert SHOWN in ended.stdout.splitlines()
+    assert ended.stdout.endswith("Nothing was written.\n")
+    assert (tmp_path / "train.py").read_bytes() == LOAD.read_bytes()
+
+
+def test_yes_writes_what_was_shown(tmp_path: Path) -> None:
+    shutil.copy(LOAD, tmp_path / "train.py")
+    ended = lint(tmp_path, "--fix", "--yes", "train.py")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert SHOWN in ended.stdout.splitlines()
+    assert "Written: train.py." in ended.stdout
+    assert SHOWN[1:] in (tmp_path / "train.py").read_text().splitlines()
+    again = lint(tmp_path, "--fix", "--yes", "train.py")
+    assert "There is nothing to fix." in again.stdout
+
+
+def test_the_answer_counts(tmp_path: Path) -> None:
+    shutil.copy(LOAD, tmp_path / "train.py")
+    shown, code = answered(tmp_path, b"n\n")
+    assert code == 0
+    assert shown.endswith("Nothing was written.\n")
+    assert (tmp_path / "train.py").read_bytes() == LOAD.read_bytes()
+    shown, code = answered(tmp_path, b"y\n")
+    assert code == 0
+    assert "Written: train.py." in shown
+    assert b'load("last.pt", map_location="cpu")' in (tmp_path / "train.py").read_bytes()
+
+
+def test_options_that_contradict_each_other(tmp_path: Path) -> None:
+    shutil.copy(LOAD, tmp_path / "train.py")
+    for arguments in (["--yes"], ["--fix", "--json"], ["--fix", "--format", "sarif"], ["--json", "--format", "github"]):
+        ended = lint(tmp_path, "train.py", *arguments)
+        assert ended.returncode == 2
+        assert "Traceback" not in ended.stderr
+    ended = lint(tmp_path, "--fix", "-")
+    assert ended.returncode == 2
+    assert "standard input" in ended.stderr
+
+
+def test_a_link_is_shown_and_left(tmp_path: Path) -> None:
+    shutil.copy(LOAD, tmp_path / "real.py")
+    (tmp_path / "train.py").symlink_to("real.py")
+    ended = lint(tmp_path, "--fix", "--yes", "train.py")
+    assert "it is a link to" in " ".join(ended.stdout.split())
+    assert (tmp_path / "real.py").read_bytes() == LOAD.read_bytes()
