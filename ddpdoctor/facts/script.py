@@ -136,9 +136,16 @@ class Role(str, Enum):
     GENERATOR = "generator"
     NO_SYNC = "no-sync"
     DOWNLOAD = "download"
+    """Fetches a file and writes it, by whoever calls it."""
+    DATA_SET = "data-set"
+    """A data set that fetches its files if it is told so."""
     LOGGER = "logger"
     HALF = "half"
-    """The kind of a model's parameters, or they themselves, are changed."""
+    """The kind of a model's numbers is changed."""
+    REQUIRES_GRAD = "requires-grad"
+    """Parameters are frozen or set free."""
+    NEW_PARAMETERS = "new-parameters"
+    """A module gets more of them."""
 
 
 class Origin(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -1,0 +1,96 @@
+"""Where the ranks of a script meet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from ddpdoctor.base.findings import INFO, WARN, Finding, Fix, Owner, SourcePlace
+from ddpdoctor.base.lazy_patterns import compile_lazily
+from ddpdoctor.checks.script.script_facts import at, lets_through, reached, require_distributed
+from ddpdoctor.engine.registry import check, requires
+from ddpdoctor.facts.script import OriginKind, Ranks, Role, Script, Value
+
+_SETTINGS: Final = ("MASTER_PORT", "MASTER_ADDR")
+_OF_LAUNCHER: Final = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"})
+"""A script that reads one of them is started by a launcher, which says where the ranks meet."""
+_LITERAL_URL: Final = compile_lazily(r"'tcp://[\w.-]+:\d+'")
+
+
+class _Meeting(NamedTuple):
+    """A place where the ranks shall meet, written into the script. setting: which says so; the call's argument, else."""
+
+    setting: str
+    value: Value
+    place: SourcePlace
+
+
+@check("rendezvous-overwritten", severity=WARN, owner=Owner.USER)
+def rendezvous_overwritten(script: Script) -> Iterator[Finding]:
+    """MASTER_ADDR or MASTER_PORT is set to a constant, although a launcher sets it.
+
+    ## What breaks
+    Under torchrun, a port of one's own is one at which nobody listens: all ranks wait until the time-out, and the job ends with "client
+    socket has timed out". With other launchers, an address such as `localhost` keeps a second node from joining, and two jobs on one host
+    with the same port don't start.
+
+    ## Why
+    The launcher opens the port at which the ranks meet, and tells them by the environment. What the script writes there hides it.
+
+    ## Fix
+    Delete the line. If the script is also to run without a launcher, `os.environ.setdefault("MASTER_PORT", "29500")` leaves alone what the
+    launcher has set.
+    """
+    require_distributed(script)
+    requires(
+        not next(script.with_role(Role.SPAWN), None),
+        "the script starts its processes itself, and so has to say where they meet",
+    )
+    for meeting in (*_written(script), *_urls(script)):
+        if _is_literal(meeting.value):
+            yield _hidden(script, meeting)
+            return
+
+
+def _written(script: Script) -> Iterator[_Meeting]:
+    for setting in _SETTINGS:
+        for written in script.settings:
+            if written.name != setting or written.is_default or setting in script.read_settings:
+                continue
+            if not lets_through(written.conditions, Ranks.NOT_DISTRIBUTED, Ranks.MAY_BE_SOME):
+                yield _Meeting(setting, written.value, written.place)
+
+
+def _urls(script: Script) -> Iterator[_Meeting]:
+    for call in reached(script, Role.PROCESS_GROUP):
+        url = call.argument("init_method", 1)
+        if url and all(_LITERAL_URL.fullmatch(origin.text) for origin in url.origins):
+            yield _Meeting("", url, call.place)
+
+
+def _is_literal(value: Value) -> bool:
+    return bool(value.origins) and all(
+        origin.kind is OriginKind.CONSTANT and origin.text != "None" for origin in value.origins
+    )
+
+
+def _hidden(script: Script, meeting: _Meeting) -> Finding:
+    read = sorted(_OF_LAUNCHER.intersection(script.read_settings))
+    value = meeting.value.origins[0].text.strip("'")
+    name = meeting.setting or "init_method"
+    fix = (
+        Fix(
+            "Delete the line; or set it only where no launcher did",
+            (f'os.environ.setdefault("{meeting.setting}", "{value}")',),
+        )
+        if meeting.setting
+        else Fix("Let the launcher say where the ranks meet", ('init_process_group(backend, init_method="env://")',))
+    )
+    told = f", and hides the launcher's, whose {read[0]} the script reads" if read else ": one for every job and node"
+    return Finding.of(
+        f"{name} is the constant {value}{told}",
+        at(meeting.place, "written"),
+        fix,
+        severity=WARN if read else INFO,
+        place=meeting.place,
+    )
