@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from ddpdoctor.base.findings import INFO, WARN, Finding, Fix, Owner
+from ddpdoctor.base.findings import INFO, WARN, Finding, Fix, Owner, Severity
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.checks.script.script_facts import (
     at,
@@ -46,13 +46,18 @@ def download_by_every_rank(script: Script) -> Iterator[Finding]:
     require_distributed(script)
     for call in reached(script, Role.DOWNLOAD, Role.DATA_SET):
         if _downloads(call) and not may_be_on_some_ranks(call) and not _is_in_turn(script, call):
-            yield _fetched_at_once(call)
+            yield _fetched_at_once(call, WARN if Role.DATA_SET in call.roles and _share_a_host(script) else INFO)
 
 
 def _downloads(call: LibraryCall) -> bool:
     wish = call.argument("download")
     is_told = Role.DOWNLOAD in call.roles or (wish is not None and wish.is_constant("True"))
     return is_told and not any(knows_rank(argument.value) for argument in call.arguments)
+
+
+def _share_a_host(script: Script) -> bool:
+    """Whether it is certain that several ranks run on one host."""
+    return "LOCAL_RANK" in script.read_settings or any(script.with_role(Role.SPAWN, Role.SET_DEVICE))
 
 
 def _is_in_turn(script: Script, call: LibraryCall) -> bool:
@@ -67,7 +72,7 @@ def _is_in_turn(script: Script, call: LibraryCall) -> bool:
     return False
 
 
-def _fetched_at_once(call: LibraryCall) -> Finding:
+def _fetched_at_once(call: LibraryCall, severity: Severity) -> Finding:
     return Finding.of(
         f"All ranks of a host may fetch and unpack the same files at once: {call.method}",
         at(call.place, "fetched by every rank"),
@@ -81,6 +86,7 @@ def _fetched_at_once(call: LibraryCall) -> Finding:
                 "    torch.distributed.barrier()",
             ),
         ),
+        severity=severity,
         place=call.place,
     )
 

@@ -31,13 +31,11 @@ def wrapper_in_checkpoint(script: Script) -> Iterator[Finding]:
     require_distributed(script)
     requires(not any(call.name == _STRIPPER for call in script.calls), "the script takes the prefix away")
     for save in reached(script, Role.SAVE):
-        for state in _saved_states(script, save):
-            kind = _kind_of(script, state.receiver)
-            if kind is None:
-                continue
-            restoring = _restored_from(script, save, state, kind)
-            if restoring is not None:
-                yield _other_keys(save, state, restoring, kind)
+        for state, kind in _saved_states(script, save):
+            loads = [load for load in script.with_role(Role.LOAD_STATE) if _may_load(script, save, load)]
+            kinds = {_kind_of(script, load.receiver) for load in loads}
+            if kind not in kinds and kinds - {None}:
+                yield _other_keys(save, state, next(load for load in loads if _kind_of(script, load.receiver)), kind)
                 return
             if kind is _Kind.WRAPPED and not _is_loaded_wrapped(script):
                 yield _hint(save, state)
@@ -49,21 +47,27 @@ class _Kind(Enum):
     BARE = "bare"
 
 
-def _saved_states(script: Script, save: LibraryCall) -> Iterator[LibraryCall]:
-    """Yield the states that are saved, be it in a dict."""
+def _saved_states(script: Script, save: LibraryCall) -> Iterator[tuple[LibraryCall, _Kind]]:
+    """Yield the states of models that are saved, be it in a dict, and of which kind they are in any case."""
     saved = save.argument("obj", 0)
-    if saved is not None:
-        yield from script.made_by(saved, Role.STATE)
-        for origin in saved.origins:
-            for part in origin.parts:
-                yield from script.made_by(part, Role.STATE)
+    for value in (saved, *(part for origin in saved.origins for part in origin.parts)) if saved else ():
+        states = list(script.made_by(value, Role.STATE))
+        kinds = {_kind_of(script, state.receiver) for state in states}
+        if len(kinds) == 1 and (kind := kinds.pop()):
+            yield states[0], kind
 
 
 def _kind_of(script: Script, value: Value | None) -> _Kind | None:
     """Which a model is in a distributed run; None for what isn't a model that is wrapped anywhere, or may be either."""
-    kinds = {_kind_of_origin(script, origin) for origin in value.origins} if value else set()
-    if _Kind.WRAPPED in kinds and value and all(_is_for_distributed(wrap) for wrap in script.made_by(value, Role.WRAP)):
-        kinds.discard(_Kind.BARE)
+    if value is None:
+        return None
+    wraps = list(script.made_by(value, Role.WRAP))
+    kinds = {
+        _kind_of_origin(script, origin)
+        for origin in value.origins
+        # What the name held before it was wrapped it holds only in a run of one process.
+        if origin.call >= 0 or not wraps or not all(map(_is_for_distributed, wraps))
+    }
     return kinds.pop() if len(kinds) == 1 else None
 
 
@@ -71,33 +75,27 @@ def _kind_of_origin(script: Script, origin: Origin) -> _Kind | None:
     made = script.call(origin.call)
     if made is not None and Role.WRAP in made.roles:
         return {"": _Kind.WRAPPED, ".module": _Kind.BARE}.get(origin.part)
-    for wrap in script.with_role(Role.WRAP):
-        model = wrap.argument("module", 0)
-        if model and origin.kind is not OriginKind.UNKNOWN and origin in model.origins:
-            return _Kind.BARE
-    return None
+    is_known = origin.kind in (OriginKind.PROJECT, OriginKind.MADE_OF)
+    if not is_known or any(part.kind is OriginKind.UNKNOWN for value in origin.parts for part in value.flattened()):
+        return None
+    models = (wrap.argument("module", 0) for wrap in script.with_role(Role.WRAP))
+    return _Kind.BARE if any(model and origin in model.origins for model in models) else None
 
 
 def _is_for_distributed(wrap: LibraryCall) -> bool:
     return lets_through(wrap.conditions, Ranks.DISTRIBUTED)
 
 
-def _restored_from(script: Script, save: LibraryCall, state: LibraryCall, kind: _Kind) -> LibraryCall | None:
-    """The call that loads what was saved into a model of the other kind."""
-    for restoring in script.with_role(Role.LOAD_STATE):
-        for load in script.made_by(restoring.argument("state_dict", 0), Role.LOAD):
-            if _may_be_saved_by(save, load) and _kind_of(script, restoring.receiver) not in (kind, None):
-                return restoring
-    return None
-
-
-def _may_be_saved_by(save: LibraryCall, load: LibraryCall) -> bool:
-    """Whether a file is loaded to which the script saves: the same path, or one to resume from."""
-    written, read = save.argument("f", 1), load.argument("f", 0)
-    if written is None or read is None:
-        return False
-    names = [read.text, *(origin.text for origin in read.origins)]
-    return read.text == written.text or any("resume" in name.lower() for name in names)
+def _may_load(script: Script, save: LibraryCall, restoring: LibraryCall) -> bool:
+    """Whether a state is taken from a file to which the script saves: the same path, or one to resume from."""
+    written = save.argument("f", 1)
+    for load in script.made_by(restoring.argument("state_dict", 0), Role.LOAD):
+        read = load.argument("f", 0)
+        if read and written:
+            names = [read.text, *(origin.text for origin in read.origins)]
+            if read.text == written.text or any("resume" in name.lower() for name in names):
+                return True
+    return False
 
 
 def _is_loaded_wrapped(script: Script) -> bool:

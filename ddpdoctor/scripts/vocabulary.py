@@ -109,6 +109,7 @@ _MEANINGS: Final[tuple[tuple[re.Pattern[str], AbstractValue], ...]] = (
         compile_lazily(
             r"(?:is_?)?(?:main|master|primary|chief|lead|leader)_?(?:process|proc|rank|worker|node|gpu)"
             r"|is_?(?:the_?)?(?:main|master|primary|chief|leader|root|rank_?(?:0|zero)|zero_?rank|global_?zero|world_process_zero|first_worker)"
+            r"|is_(?:wandb|log|logging|print|save|saving|write|writing)_rank"
             r"|rank_?zero|should_save|on_(?:main|master)\w*|is_(?:logger|writer|saver)"
         ),
         _ZERO,
