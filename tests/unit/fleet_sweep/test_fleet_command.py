@@ -52,6 +52,10 @@ def test_who_passes_and_who_fails(fleet: str, tmp_path: Path) -> None:
     assert (tmp_path / FAILING).read_text().split() == list(result.failing)
     assert (tmp_path / PASSING).read_text().split() == list(result.passing)
     assert set(result.outcome.odd_hosts) == {host_name(2), host_name(3), host_name(4)}
+    text = result.to_text(width=200)
+    assert "2 more did not answer" in text
+    assert "Put no job on: node[00002,00009-00010]\n" in text
+    assert "driver.kernel_version: node00003: 570.124.06, not 580.95.05 as on 7 of 8\n" in text
 
 
 @pytest.mark.parametrize("euid", [0, 1000])
