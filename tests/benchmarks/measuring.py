@@ -14,10 +14,11 @@ from tests.support.command import plain_environ
 
 
 class Measured(NamedTuple):
-    """seconds: wall time. peak: MiB of the largest process that the command used."""
+    """seconds: wall time. peak: MiB of the largest process that the command used. processor: seconds that its processes worked."""
 
     seconds: float
     peak: float
+    processor: float
 
 
 class Measure(Protocol):
@@ -38,7 +39,8 @@ def _measure(command_line: list[str]) -> Measured:
     seconds = time.perf_counter() - started
     if ended.returncode not in (0, 1) or "Traceback" in ended.stderr:
         raise SystemExit(f"{command_line} failed: {ended.stdout[-2000:]}{ended.stderr[-2000:]}")
-    return Measured(seconds, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return Measured(seconds, used.ru_maxrss / 1024, used.ru_utime + used.ru_stime)
 
 
 def print_table(rows: list[tuple[str, ...]], *, markdown: bool) -> None:
