@@ -242,6 +242,7 @@ class LibraryCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         is_reached: the script itself comes there; else it is in a function of which nobody knows who calls it.
         escapes: of the result.
         iterations: of the result.
+        set_attributes: of the result, that the script sets: ".require_backward_grad_sync".
     """
 
     number: int
@@ -257,6 +258,7 @@ class LibraryCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     is_reached: bool = True
     escapes: tuple[Escape, ...] = ()
     iterations: tuple[Iteration, ...] = ()
+    set_attributes: tuple[str, ...] = ()
 
     def argument(self, name: str, position: int | None = None) -> Value | None:
         """The value of an argument, by its name or its position; None where it isn't given."""

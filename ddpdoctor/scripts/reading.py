@@ -168,6 +168,7 @@ class _Frozen:
                 Iteration(self._place(spot), self._loops_of(loops), self._conditions(guards), is_reached)
                 for spot, loops, guards, is_reached in record.iterations
             ),
+            set_attributes=tuple(record.attributes),
         )
 
     def _place(self, spot: Spot) -> SourcePlace:
