@@ -6,12 +6,20 @@ from collections.abc import Iterator
 from typing import Final
 
 from ddpdoctor.base.findings import WARN, Finding, Fix, Owner
-from ddpdoctor.checks.script.script_facts import at, knows_rank, may_be_on_some_ranks, reached, require_distributed
+from ddpdoctor.checks.script.script_facts import (
+    at,
+    knows_rank,
+    may_be_on_some_ranks,
+    reached,
+    require_distributed,
+    ways_to,
+)
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.script import LibraryCall, Origin, OriginKind, Role, Script, Value
 
 _CHOOSES: Final = (Role.SET_DEVICE, Role.DEVICE, Role.MOVE)
 _BARE: Final = ("'cuda'", "'cuda:0'", "0")
+_WRITTEN: Final = ("0", "cuda", "cuda:0")
 _VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
 
@@ -69,11 +77,10 @@ def device_not_set(script: Script) -> Iterator[Finding]:
     requires(next(reached(script, Role.PROCESS_GROUP), None), "where the process group is formed could not be followed")
     if any(setting.name == _VISIBLE for setting in script.settings):
         return
-    for call in reached(script, Role.SET_DEVICE):
-        device = call.argument("device", 0)
-        if device is not None and device.is_constant(*_BARE) and not may_be_on_some_ranks(call):
-            yield _same_gpu(call, "Every rank chooses the same GPU")
-            return
+    chosen = list(ways_to(script, Role.SET_DEVICE))
+    if chosen and all(_is_same_for_all(call) for call in chosen):
+        yield _same_gpu(chosen[0], "Every rank chooses the same GPU")
+        return
     wraps = list(reached(script, Role.WRAP))
     if not wraps or _chooses_by_rank(script):
         return
@@ -81,6 +88,12 @@ def device_not_set(script: Script) -> Iterator[Finding]:
         if _is_bare(call) and not may_be_on_some_ranks(call):
             yield _same_gpu(call, "All ranks of a node use GPU 0: nothing in the script chooses another")
             return
+
+
+def _is_same_for_all(choosing: LibraryCall) -> bool:
+    device = choosing.argument("device", 0)
+    is_written_there = device is not None and device.text.strip("\"'") in _WRITTEN
+    return is_written_there and not may_be_on_some_ranks(choosing)
 
 
 def _chooses_by_rank(script: Script) -> bool:

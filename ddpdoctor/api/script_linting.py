@@ -165,10 +165,14 @@ class _Linter:
         self._problems: dict[str, None] = {}
 
     def lint(self, paths: Sequence[str], stdin: bytes | None) -> LintResult:
+        from ddpdoctor.scripts.collecting import collecting_between_scripts
+
         line = StatusLine(lambda seconds: f"{len(self._judged)} files read ({seconds:.0f} s)", STATUS_DELAY_SECONDS)
         try:
-            for script, settings in self._scripts(paths, stdin):
-                self._judge(script, settings)
+            with collecting_between_scripts() as collect:
+                for script, settings in self._scripts(paths, stdin):
+                    self._judge(script, settings)
+                    collect()
         finally:
             line.close()
         return LintResult(self._judged, tuple(self._problems))

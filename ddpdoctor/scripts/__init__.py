@@ -5,6 +5,7 @@ In come paths; out go the facts of each script (`ddpdoctor/facts/script.py`), by
 
 __all__ = [
     "edits",
+    "collecting",
     "judging",
     "named_paths",
     "places",

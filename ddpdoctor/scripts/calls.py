@@ -40,7 +40,7 @@ GivenArguments = list[tuple[str, AbstractValue, ast.expr]]
 MAX_CALLED_CHOICES: Final = 4
 MAX_DEPTH: Final = 14
 """Functions of the project within each other."""
-MAX_VISITS: Final = 6
+MAX_VISITS: Final = 4
 """Times that a function is followed."""
 MAX_SILENT_VISITS: Final = 3
 """Times that one is followed in which nothing is recorded: it is a helper."""
@@ -478,7 +478,7 @@ _MAIN_ONLY: Final = frozenset(
 
 
 def _holds_objects(value: AbstractValue) -> bool:
-    return isinstance(value, Function | ProjectObject | ProjectClass) or next(results_in(value), None) is not None
+    return isinstance(value, Function | ProjectObject | ProjectClass) or bool(results_in(value))
 
 
 def _is_static(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> bool:

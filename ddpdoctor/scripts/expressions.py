@@ -15,6 +15,8 @@ from ddpdoctor.scripts.project_module import ProjectModule
 from ddpdoctor.scripts.rank_tests import (
     NO_RANK_TEST,
     NOT_FOLLOWED,
+    ONE_PROCESS,
+    RANK_KINDS,
     all_of,
     any_of,
     compared,
@@ -61,6 +63,14 @@ def dotted(node: ast.expr) -> str:
     if isinstance(node, ast.Call):
         return f"{dotted(node.func)}()"
     return "?"
+
+
+def asks_for_rank(node: ast.expr) -> bool:
+    """Whether something that is called a rank is compared."""
+    if not isinstance(node, ast.Compare):
+        return False
+    meaning = meaning_of(dotted(node.left).replace("()", "").rpartition(".")[2])
+    return isinstance(meaning, Quantity) and meaning.kind in RANK_KINDS
 
 
 class ExpressionFollower(ABC):
@@ -151,6 +161,9 @@ class ExpressionFollower(ABC):
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             return negated(self.test(node.operand, frame))
         value = self.value(node, frame)
+        if isinstance(value, Constant) and asks_for_rank(node):
+            # Whoever gives a function the rank as a number is alone: `main(rank=0)` where there is one GPU.
+            return ONE_PROCESS
         test = truth_of(value)
         if test is NO_RANK_TEST and not isinstance(value, Constant | Items | Mapping | ProjectObject):
             text = dotted(node.left if isinstance(node, ast.Compare) else node)
@@ -158,11 +171,10 @@ class ExpressionFollower(ABC):
             meaning = meaning_of(last)
             if isinstance(meaning, RankTest) and not isinstance(node, ast.Compare):
                 return meaning
-            is_unfollowed = any(single is UNKNOWN or isinstance(single, MethodOf) for single in alternatives(value))
-            if (is_unfollowed and hints_at_ranks(last)) or (
-                isinstance(node, ast.Compare) and isinstance(meaning, Quantity)
-            ):
-                return NOT_FOLLOWED
+            if isinstance(node, ast.Compare):
+                return NOT_FOLLOWED if isinstance(meaning, Quantity) or hints_at_ranks(last) else test
+            if any(single is UNKNOWN or isinstance(single, MethodOf) for single in alternatives(value)):
+                return NOT_FOLLOWED if hints_at_ranks(last) else test
         return test
 
     # --- names --------------------------------------------------------------------------------------------------------------

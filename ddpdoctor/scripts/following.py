@@ -13,7 +13,7 @@ from typing import Any, Final
 from ddpdoctor.facts.script import Ranks
 from ddpdoctor.scripts.abstract_value import UNKNOWN, AbstractValue
 from ddpdoctor.scripts.calls import ENDING, CallFollower
-from ddpdoctor.scripts.expressions import dotted
+from ddpdoctor.scripts.expressions import asks_for_rank, dotted
 from ddpdoctor.scripts.project import Project
 from ddpdoctor.scripts.project_module import ProjectModule
 from ddpdoctor.scripts.scopes import FollowedFunction
@@ -218,7 +218,11 @@ class ScriptFollower(CallFollower):
         if isinstance(holder, ProjectObject):
             attributes = holder.attributes
         elif isinstance(holder, CallResult):
-            attributes, name = holder.record.attributes, f"{holder.part}.{name}"
+            attributes = holder.record.attributes
+            if frame.branches:
+                # Where the branch isn't taken it stays what it was.
+                attributes.setdefault(f"{holder.part}.{name}", self.attribute(holder, name, frame))
+            name = f"{holder.part}.{name}"
         elif isinstance(holder, ModuleValue):
             attributes = holder.module.values
         elif isinstance(holder, Mapping):
@@ -272,8 +276,8 @@ class ScriptFollower(CallFollower):
         """Whether a condition holds in every run: the script is run as such, and not for its types."""
         if isinstance(test, ast.Constant):
             return bool(test.value)
-        if isinstance(test, ast.Compare):
-            # Of constants, as a function gets them: `with zero_first(-1)`.
+        if isinstance(test, ast.Compare) and not asks_for_rank(test):
+            # Of constants, as a function gets them.
             value = self.value(test, frame)
             return bool(value.value) if isinstance(value, Constant) else None
         return False if dotted(test).rpartition(".")[2] == "TYPE_CHECKING" else None

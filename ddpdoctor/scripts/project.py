@@ -111,6 +111,11 @@ class Project:
         """Those that were read."""
         return [module for module in self._loaded.values() if module]
 
+    def forget(self) -> None:
+        """Forget what names are bound to: functions know their module, and so nothing of it would ever be freed."""
+        for module in self.modules:
+            module.values.clear()
+
     def adopt(self, module: ProjectModule) -> None:
         """Take the script itself for one of its modules."""
         self._loaded[os.path.realpath(module.path)] = module

@@ -25,8 +25,8 @@ Passed = tuple[Ranks, ...]
 RANK_KINDS: Final = (OriginKind.RANK, OriginKind.LOCAL_RANK, OriginKind.SPAWN_INDEX)
 NOT_FOLLOWED: Final = RankTest((Ranks.MAY_BE_SOME,), (Ranks.MAY_BE_SOME,))
 NO_RANK_TEST: Final = RankTest((), ())
-ALWAYS: Final = RankTest((), (Ranks.NOT_DISTRIBUTED,))
-"""True in every distributed run."""
+ONE_PROCESS: Final = RankTest((Ranks.NOT_DISTRIBUTED,), (Ranks.NOT_DISTRIBUTED,))
+"""Asked where there is one process alone."""
 
 _RANK_ZERO: Final = RankTest((Ranks.ZERO,), (Ranks.NOT_ZERO,))
 _LOCAL_RANK_ZERO: Final = RankTest((Ranks.LOCAL_ZERO,), (Ranks.NOT_LOCAL_ZERO,))

@@ -107,9 +107,18 @@ def _facts(path: str, module: ProjectModule, project: Project) -> Script:
     whole = _TELLS_OF_RANKS.search("\n".join(module.source.lines)) is not None
     try:
         follower.follow(whole=whole)
+        return _Frozen(follower).script(path, project)
     except RecursionError:
         return Script(path=path, files=(SourceFile(path, "not followed: it is nested too deeply"),))
-    return _Frozen(follower).script(path, project)
+    except Exception as crash:
+        # Here and not above: it takes milliseconds to load.
+        import traceback
+
+        where = traceback.extract_tb(crash.__traceback__)[-1]
+        problem = f"not followed: {type(crash).__name__} ({where.name}, line {where.lineno}); a bug in ddpdoctor, please report it"
+        return Script(path=path, files=(SourceFile(path, problem),))
+    finally:
+        project.forget()
 
 
 class _Frozen:

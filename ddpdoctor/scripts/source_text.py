@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import gc
 import io
 import os
 import re
@@ -103,8 +102,6 @@ def parse_source(source: SourceText) -> ast.Module:
         UnreadableSource: it can't be, and why.
     """
     text = "\n".join(source.lines)
-    was_collecting = gc.isenabled()
-    gc.disable()  # Collections in the midst of so many new nodes take half of the time.
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -115,9 +112,6 @@ def parse_source(source: SourceText) -> ast.Module:
         raise UnreadableSource("not read: it is nested too deeply") from error
     except ValueError as error:
         raise UnreadableSource(_NUL) from error
-    finally:
-        if was_collecting:
-            gc.enable()
 
 
 def _syntax(error: SyntaxError, source: SourceText, text: str) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 from ddpdoctor.facts.script import OriginKind, Ranks, Role
 from ddpdoctor.scripts.abstract_value import UNKNOWN, AbstractValue
@@ -257,13 +258,19 @@ class CallRecord:
 
 def choice(values: Iterable[AbstractValue]) -> AbstractValue:
     """One of these; of too many nothing is known."""
+    given = tuple(values)
+    if not given:
+        return UNKNOWN
+    first = given[0]
+    if all(value is first for value in given):
+        return first
     flat: dict[object, AbstractValue] = {}
-    for value in values:
+    for value in given:
         for single in value.values if isinstance(value, Choice) else (value,):
             flat.setdefault(_identity(single), single)
     if len(flat) == 1:
         return next(iter(flat.values()))
-    return Choice(tuple(flat.values())) if 0 < len(flat) <= MAX_CHOICES else UNKNOWN
+    return Choice(tuple(flat.values())) if len(flat) <= MAX_CHOICES else UNKNOWN
 
 
 def _identity(value: AbstractValue) -> object:
@@ -287,28 +294,24 @@ def alternatives(value: AbstractValue) -> tuple[AbstractValue, ...]:
     return value.values if isinstance(value, Choice) else (value,)
 
 
-def results_in(value: AbstractValue, depth: int = 4) -> Iterator[CallResult]:
-    """Yield the results of recorded calls that whoever is given the value gets hold of."""
+def results_in(value: AbstractValue, depth: int = 4) -> list[CallResult]:
+    """List the results of recorded calls that whoever is given the value gets hold of."""
     if isinstance(value, CallResult):
-        yield value
-    if not depth:
-        return
-    inner: Iterable[AbstractValue] = ()
-    if isinstance(value, Choice):
-        inner = value.values
-    elif isinstance(value, Items):
-        inner = value.items
-    elif isinstance(value, Mapping):
-        inner = value.items.values()
-    elif isinstance(value, ProjectObject):
-        inner = value.attributes.values()
-    elif isinstance(value, MadeOf):
-        inner = value.parts
-    elif isinstance(value, Partial):
-        inner = (*value.arguments, *value.keywords.values())
-    elif isinstance(value, MethodOf):
-        inner = (value.receiver,)
-    elif isinstance(value, Function) and value.owner is not None:
-        inner = (value.owner,)
-    for part in inner:
-        yield from results_in(part, depth - 1)
+        return [value]
+    inner_parts = _INNER.get(type(value))
+    if inner_parts is None or not depth:
+        return []
+    return [result for part in inner_parts(value) for result in results_in(part, depth - 1)]
+
+
+_INNER: Final[dict[type[AbstractValue], Callable[[Any], Iterable[AbstractValue]]]] = {
+    Choice: lambda value: value.values,
+    Items: lambda value: value.items,
+    Mapping: lambda value: value.items.values(),
+    ProjectObject: lambda value: value.attributes.values(),
+    MadeOf: lambda value: value.parts,
+    Partial: lambda value: (*value.arguments, *value.keywords.values()),
+    MethodOf: lambda value: (value.receiver,),
+    Function: lambda value: () if value.owner is None else (value.owner,),
+}
+"""What is in a value that holds others."""

@@ -139,7 +139,7 @@ def meaning_of(name: str) -> AbstractValue | None:
 
 
 _HINTS: Final = compile_lazily(
-    r"rank|main|master|primary|chief|leader|local|node|world|dist|ddp|proc|worker|should_|zero|is_root|coordinator|first|writer",
+    r"rank|main|master|primary|chief|leader|local|node|world|dist|ddp|proc|worker|gpu|device|should_|zero|is_root|coordinator|first|writer",
     re.I,
 )
 
