@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from ddpdoctor.base.findings import FAIL, Finding, Fix, Owner
+from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix, Owner
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.checks.script.script_facts import at, each_place_once, require_distributed, ways_to
 from ddpdoctor.engine.registry import check
@@ -81,12 +81,20 @@ def _separating(call: LibraryCall, collectives: list[LibraryCall]) -> Condition 
 
 def _left_alone(call: LibraryCall, condition: Condition) -> Finding:
     how = "the others have left before" if condition.by_leaving else "the condition"
+    is_save = Role.COLLECTIVE_SAVE in call.roles
+    summary = f"{_function(call)} waits for all ranks, and {_WHO[condition.ranks]} to it: a hang"
+    if is_save:
+        # With plain DDP some of them don't wait, and only the parts of the other ranks are missing.
+        summary = (
+            f"{_function(call)} is for all ranks, and {_WHO[condition.ranks]} to it: parts are missing, or it hangs"
+        )
     return Finding.of(
-        f"{_function(call)} waits for all ranks, and {_WHO[condition.ranks]} to it: a hang",
+        summary,
         at(condition.place, how),
         at(call.place, "the collective"),
         tuple(at(caller, "called from") for caller in call.callers[-2:] if caller.line != condition.place.line),
         _fix(call, condition),
+        severity=WARN if is_save else FAIL,
         place=call.place,
     )
 

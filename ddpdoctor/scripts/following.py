@@ -280,6 +280,9 @@ class ScriptFollower(CallFollower):
             # Of constants, as a function gets them.
             value = self.value(test, frame)
             return bool(value.value) if isinstance(value, Constant) else None
+        if isinstance(test, ast.Name) and isinstance(flag := self.value(test, frame), Constant):
+            # A switch, as a function gets it.
+            return flag.value if isinstance(flag.value, bool) and frame.scopes[0] is not frame.module.values else None
         return False if dotted(test).rpartition(".")[2] == "TYPE_CHECKING" else None
 
     def _branch(
