@@ -4,8 +4,8 @@ In come paths; out go the facts of each script (`ddpdoctor/facts/script.py`), by
 """
 
 __all__ = [
-    "edits",
     "collecting",
+    "edits",
     "judging",
     "named_paths",
     "places",
