@@ -178,9 +178,10 @@ class Named(Counter[str]):
 
     def check(self) -> None:
         """gloo records no sends and receives, so that two jobs in which another rank is at fault leave the same dumps: a superset is
-        all that can be said then, in less than a third of the jobs and of less than two thirds of their ranks."""
+        all that can be said then: in less than two fifths of the jobs (0.32 of 500; a rank that left no dump is told alone, and of five
+        kinds of faults two and a third leave none) and of less than two thirds of their ranks."""
         jobs = self["alone"] + self["among others"] + self["nobody"]
-        assert self["among others"] < jobs / 3, self
+        assert self["among others"] < jobs * 2 / 5, self
         assert self["nobody"] < jobs / 10, self
         assert self["named in such jobs"] < self["ranks in such jobs"] * 2 / 3, self
 
