@@ -60,7 +60,7 @@ class LintResult(CommandResult):
         severities = {severity for _, severity, _ in self.placed_findings}
         if Severity.FAIL in severities:
             return Verdict.FAIL
-        return unless_unjudged(Verdict.WARN if Severity.WARN in severities else Verdict.OK, self._problems)
+        return unless_unjudged(Verdict.WARN if Severity.WARN in severities else Verdict.OK, self.unjudged)
 
     def report(self, *, with_facts: bool = False) -> Report:
         from ddpdoctor.scripts.render_json import lint_report

@@ -46,14 +46,17 @@ def lint_document(
         verdict=verdict,
         sections=() if quiet else (*finding_sections(findings), Section(unread), *_passed(judged, verbose=verbose)),
         lines=finding_lines(findings) if quiet else (),
-        outcome=outcome
-        or ("No mistake was found" if any(script.passed for script in judged) else _nothing_to_judge(judged)),
+        outcome=outcome or _without_problems(judged, findings),
         counts=_counts(judged, problems),
         hints=more_on(findings),
     )
 
 
-def _nothing_to_judge(judged: Sequence[JudgedScript]) -> str:
+def _without_problems(judged: Sequence[JudgedScript], hints: Sequence[PlacedFinding]) -> str:
+    if hints:
+        return "No certain mistake was found"
+    if any(script.passed for script in judged):
+        return "No mistake was found"
     return "Nothing to judge: no script was read in which several ranks train" if judged else "Nothing was read"
 
 

@@ -10,7 +10,9 @@ import pytest
 
 from ddpdoctor import lint
 from ddpdoctor.api import UsageError
+from ddpdoctor.api.script_linting import LintResult
 from ddpdoctor.engine.examination import Verdict
+from ddpdoctor.scripts.judging import JudgedScript
 from ddpdoctor.scripts.source_text import MAX_SOURCE_BYTES
 from tests.support.script_cases import SCRIPTS
 
@@ -178,3 +180,15 @@ def test_two_scripts_that_come_to_the_same_line_name_it_once(tmp_path: Path) -> 
         (tmp_path / name).write_text((case / name).read_text())
     (tmp_path / "finetune.py").write_text((case / "train.py").read_text())
     assert slugs(tmp_path) == [SLUG]
+
+
+def test_where_a_check_crashes_nothing_is_called_well() -> None:
+    result = LintResult([JudgedScript("train.py", crashed={SLUG: "ZeroDivisionError"})], [])
+    assert result.verdict is Verdict.UNKNOWN
+    assert result.exit_code() == 2
+    assert f"{SLUG}: ZeroDivisionError" in result.to_text()
+
+
+def test_hints_alone_are_no_certain_mistakes() -> None:
+    result = lint(["-"], stdin=(SCRIPTS / "data-parallel" / "sick-all-gpus.py").read_bytes(), select=["data-parallel"])
+    assert "No certain mistake was found" in result.to_text()
