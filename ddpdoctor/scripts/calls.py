@@ -71,7 +71,7 @@ class CallFollower(ExpressionFollower):
         super().__init__(project, main)
         self.visits: dict[int, int] = {}
         self.active: set[int] = set()
-        self._silent: dict[int, tuple[int, AbstractValue]] = {}
+        self._silent: dict[tuple[int, AbstractValue | None], tuple[int, AbstractValue]] = {}
         self.objects: dict[int, ProjectObject] = {}
         self.is_cut_short = False
 
@@ -184,7 +184,7 @@ class CallFollower(ExpressionFollower):
         node, here = function.node, self.here
         key = id(node)
         visits = self.visits.get(key, 0)
-        silent, last = self._silent.get(key, (0, UNKNOWN))
+        silent, last = self._silent.get((key, function.owner), (0, UNKNOWN))
         if silent and (silent >= MAX_SILENT_VISITS or not any(_holds_objects(value) for _, value, _ in arguments)):
             return last
         if key in self.active or len(self.active) >= MAX_DEPTH or visits >= MAX_VISITS:
@@ -196,6 +196,8 @@ class CallFollower(ExpressionFollower):
         depths, before = here.depths(), self._recorded()
         if caller:
             here.callers.append(caller)
+        if isinstance(function.owner, ProjectObject):
+            here.guards += [guard for guard in function.owner.guards if guard not in here.guards]
         self.active.add(key)
         try:
             if isinstance(node, ast.Lambda):
@@ -214,7 +216,7 @@ class CallFollower(ExpressionFollower):
             return MadeOf("yield", tuple(value for _, value, _ in arguments))
         value = choice(frame.returns) if frame.returns else NONE
         if self._recorded() == before:
-            self._silent[key] = (silent + 1, value)
+            self._silent[key, function.owner] = (silent + 1, value)
         return value
 
     def _recorded(self) -> tuple[int, int]:
@@ -278,7 +280,7 @@ class CallFollower(ExpressionFollower):
             names[parameters.kwarg.arg] = more
 
     def _instantiate(self, kind: ProjectClass, arguments: GivenArguments, caller: Spot | None) -> AbstractValue:
-        made = ProjectObject(kind)
+        made = ProjectObject(kind, self.here.guards)
         self.objects.setdefault(id(kind.node), made)
         method = self.member(kind, "__init__", made)
         if isinstance(method, Function):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from ddpdoctor.facts.script import OriginKind, Ranks, Role
@@ -141,12 +141,13 @@ class ProjectClass(AbstractValue):
 
 
 class ProjectObject(AbstractValue):
-    """An object of a class of the project."""
+    """An object of a class of the project. guards: under which it is made, and so under which it is there at all."""
 
-    __slots__ = ("attributes", "kind")
+    __slots__ = ("attributes", "guards", "kind")
 
-    def __init__(self, kind: ProjectClass) -> None:
+    def __init__(self, kind: ProjectClass, guards: Sequence[Guard] = ()) -> None:
         self.kind = kind
+        self.guards = tuple(guards)
         self.attributes: dict[str, AbstractValue] = {}
 
 
