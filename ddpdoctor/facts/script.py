@@ -101,7 +101,7 @@ class Role(str, Enum):
     """The model is wrapped so that its gradients are those of all ranks."""
     SHARD = "shard"
     """The model is wrapped so that each rank holds a part of it."""
-    DATA_PARALLEL = "data-parallel"
+    DATA_PARALLEL = "one-process-for-all-gpus"
     ENGINE = "engine"
     """A framework's object that does the distributed work from then on."""
     PREPARE = "prepare"

@@ -420,15 +420,14 @@ class ExpressionFollower(ABC):
                     return CallResult(holder.record)
                 part = f"{holder.part}[{key.value!r}]"
                 return holder.record.attributes.get(part) or CallResult(holder.record, part)
-            if holder is UNKNOWN and isinstance(key.value, str):
-                return meaning_of(key.value) or UNKNOWN
         if isinstance(holder, CallResult):
             return CallResult(holder.record, f"{holder.part}[...]")
         if isinstance(holder, Items):
             return choice(holder.items) if holder.items else UNKNOWN
         if isinstance(holder, Quantity):
             return holder
-        return UNKNOWN if holder is UNKNOWN else MadeOf("[]", (holder, key))
+        value = UNKNOWN if holder is UNKNOWN else MadeOf("[]", (holder, key))
+        return self.by_name(key.value, value) if isinstance(key, Constant) and isinstance(key.value, str) else value
 
     def setting(self, key: AbstractValue) -> AbstractValue:
         """What a variable of the environment holds."""
