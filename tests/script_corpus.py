@@ -29,13 +29,15 @@ CORPUS = Path(__file__).parent.parent / "fixtures" / "script_corpus"
 
 
 class ReadMistake(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a reader found. strength: "certain": to be found; "arguable": neither a miss nor a false alarm."""
+    """What a reader found. strength: "certain": to be found; "arguable": neither a miss nor a false alarm. stays: the commit that mended
+    another mistake of the script left this one."""
 
     file: str
     line: int
     slug: str
     strength: Literal["certain", "arguable"]
     why: str
+    stays: bool = False
 
 
 class ReadScript(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,6 +82,7 @@ def judge(script: ReadScript, known: set[Alarm], root: Path) -> Iterator[tuple[s
     """Yield what is right and wrong of a script: "found", "missed", "false", "after the fix"; with the line."""
     found = alarms(script.folder(root, script.commit), script.entry)
     certain = {(read.slug, read.file): read.line for read in script.findings if read.strength == "certain"}
+    stays = {(read.slug, read.file) for read in script.findings if read.stays}
     for mistake, line in certain.items():
         yield "found" if mistake in found else "missed", mistake, line
     for alarm, line in found.items():
@@ -87,7 +90,7 @@ def judge(script: ReadScript, known: set[Alarm], root: Path) -> Iterator[tuple[s
             yield "false", alarm, line
     if script.fixed_by:
         for alarm, line in alarms(script.folder(root, script.fixed_by), script.entry).items():
-            if alarm in certain:
+            if alarm in certain and alarm not in stays:
                 yield "after the fix", alarm, line
 
 

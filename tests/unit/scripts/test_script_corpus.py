@@ -48,3 +48,5 @@ def test_answers_are_right_or_wrong(tmp_path: Path) -> None:
     assert answers(tmp_path, (certain, other)) == [("found", SLUG), ("missed", "rank-as-device")]
     assert answers(tmp_path, (certain,), "2" * 40) == [("found", SLUG)]
     assert answers(tmp_path, (certain,), "1" * 40) == [("found", SLUG), ("after the fix", SLUG)]
+    left = ReadMistake("train.py", 15, SLUG, "certain", "", stays=True)
+    assert answers(tmp_path, (left,), "1" * 40) == [("found", SLUG)]
