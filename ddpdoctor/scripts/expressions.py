@@ -371,9 +371,20 @@ class ExpressionFollower(ABC):
         meaning = meaning_of(name)
         if Role.OPTIONS in record.roles:
             if isinstance(meaning, Quantity):
-                return Quantity(meaning.kind, "option")
+                is_local = any(spelling in _LOCAL_RANK_OPTIONS for spelling in self._spellings(name))
+                return Quantity(OriginKind.LOCAL_RANK if is_local else meaning.kind, "option")
             return meaning or Quantity(OriginKind.OPTION, name)
         return meaning or CallResult(record, part)
+
+    def _spellings(self, name: str) -> list[object]:
+        """All spellings of the option whose value has that name: of its first long one."""
+        for record in self.here.records:
+            if Role.OPTION in record.roles:
+                spellings = [value.value for _, value, _ in record.arguments if isinstance(value, Constant)]
+                first = next((word for word in spellings if isinstance(word, str) and word.startswith("--")), "")
+                if first.lstrip("-").replace("-", "_") == name:
+                    return spellings
+        return []
 
     def member(
         self, kind: ProjectClass, name: str, owner: AbstractValue, depth: int = _MAX_BASES
@@ -578,6 +589,7 @@ class NamespacePackage(AbstractValue):
 
 
 _BUILTINS: Final = frozenset(dir(builtins))
+_LOCAL_RANK_OPTIONS: Final = ("--local_rank", "--local-rank")
 
 
 def _is_text(value: AbstractValue) -> bool:
