@@ -71,7 +71,10 @@ Alarm = tuple[str, str]
 def alarms(folder: Path, entry: str) -> dict[Alarm, int]:
     """What lint says of a script that breaks, or certainly is slower or wrong, with the first line."""
     found: dict[Alarm, int] = {}
-    for check, severity, finding in lint([folder / entry]).placed_findings:
+    result = lint([folder / entry])
+    if crashed := [script.crashed for script in result.judged if script.crashed]:
+        raise SystemExit(f"{folder / entry}: {crashed}")
+    for check, severity, finding in result.placed_findings:
         if severity in (Severity.FAIL, Severity.WARN) and finding.place:
             file = os.path.relpath(finding.place.file, folder)
             found.setdefault((check.slug, file), finding.place.line)

@@ -56,10 +56,12 @@ def _restored_from(script: Script, load: LibraryCall) -> LibraryCall | None:
 
 
 def _loaded_where_it_was(script: Script, load: LibraryCall, restored: LibraryCall) -> Finding:
+    states = {state.number for state in script.with_role(Role.STATE)}
     saves_states = any(
-        any(script.made_by(argument.value, Role.STATE))
+        origin.call in states
         for save in script.with_role(Role.SAVE)
         for argument in save.arguments
+        for origin in argument.value.flattened()
     )
     path = load.argument("f", 0)
     shown = path.text if path else "path"
