@@ -178,8 +178,9 @@ class SourceEditor:
             for alias in node.names
         ):
             return
-        if re.search(
-            rf"\b(?:as|def|class)\s+{name}\b|^\s*{name}\s*=[^=]|import[^\n]*\b{name}\b", self._text, re.MULTILINE
+        imported = (line.partition("import")[2] for line in self._text.splitlines())
+        if re.search(rf"\b(?:as|def|class)\s+{name}\b|^[ \t]*{name}[ \t]*=[^=]", self._text, re.MULTILINE) or any(
+            re.search(rf"\b{name}\b", names) for names in imported
         ):
             raise UneditableError(f"{name} is the name of something else there")
         first = next((node for node in imports if getattr(node, "module", "") != "__future__"), None)

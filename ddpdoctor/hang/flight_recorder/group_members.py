@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from typing import Final
 
 import msgspec
 
@@ -15,6 +16,8 @@ Key = tuple[str, tuple[int, ...]]
 """A group's name and members: groups of different members may have one name. () where no dump says who is in it."""
 Order = tuple[int, float]
 """When a rank made a call, to be compared with its other calls."""
+ROOTED_COLLECTIVES: Final = ("broadcast", "_broadcast_oop", "reduce", "_reduce_oop", "gather", "scatter", "coalesced")
+"""Collectives that may be done on some ranks before all have begun."""
 
 
 class MadeCall(msgspec.Struct, frozen=True):
@@ -144,10 +147,12 @@ def _members(groups: Mapping[int, RecordedGroup], dumped: Mapping[int, Dumped]) 
 
 
 def _contradict(groups: Collection[RecordedGroup]) -> bool:
-    """Whether by torch's status one member has done what another one hasn't called: then it counts something else, too."""
+    """Whether by torch's status one member has done what another one hasn't called, and can't be done before: then it counts something
+    else, too."""
+    rooted = {call.number for group in groups for call in group.entries if call_name(call.name) in ROOTED_COLLECTIVES}
     done = [group.last_completed for group in groups if group.last_completed is not None]
     called = [group.last_enqueued for group in groups if group.last_enqueued is not None]
-    return max(done, default=0) > min(called, default=0)
+    return max(done, default=0) > min(called, default=0) and max(done, default=0) not in rooted
 
 
 def _counts_pairs(group: RecordedGroup) -> bool:

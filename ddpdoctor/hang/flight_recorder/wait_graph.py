@@ -26,6 +26,7 @@ from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.facts.hang import Frame, Recorded
 from ddpdoctor.hang.flight_recorder.dump_format import DEFAULT_GROUP
 from ddpdoctor.hang.flight_recorder.group_members import (
+    ROOTED_COLLECTIVES,
     Key,
     MadeCall,
     Member,
@@ -37,8 +38,6 @@ from ddpdoctor.hang.flight_recorder.group_members import (
     where_called,
 )
 
-ROOTED_COLLECTIVES: Final = ("broadcast", "_broadcast_oop", "reduce", "_reduce_oop", "gather", "scatter", "coalesced")
-"""Collectives that may be done on some ranks before all have begun."""
 PAIR_NAME: Final = compile_lazily(r"\w+:(?P<verb>send|recv) \d+(?:->|<-)(?P<peer>\d{1,9})")
 """A point-to-point call by its name, with ranks of the group, the caller's first: "nccl:send 0->3", "nccl:recv 0<-3"."""
 ANSWERS: Final = {"send": "recv", "recv": "send"}

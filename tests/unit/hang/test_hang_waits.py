@@ -268,7 +268,8 @@ def test_a_member_whose_dump_has_nothing_of_the_group_has_not_come_to_it() -> No
 
 
 def test_torchs_status_tells_who_has_come_where_what_is_done_is_left_out() -> None:
-    own = group("1:tp", (0, 1, 2), waits(9))
+    """Rank 1 has sent its part of the broadcast."""
+    own = group("1:tp", (0, 1, 2), waits(9, "nccl:broadcast"))
     came = group("1:tp", (0, 1, 2), last_enqueued=9, last_completed=9)
     found = waits_found(
         [dump(0, own), dump(1, came), dump(2, group("1:tp", (0, 1, 2), last_enqueued=8, last_completed=8))], 3
