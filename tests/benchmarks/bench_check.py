@@ -55,8 +55,8 @@ def main() -> None:
     said = []
     for ours, theirs, aim in RATIOS:
         pairs = list(zip(measured[ours], measured[theirs], strict=True))
-        ratio = statistics.median(mine[0] / other[0] for mine, other in pairs)
-        peaks = [max(peak for _, peak in measured[name]) for name in (ours, theirs)]
+        ratio = statistics.median(mine.seconds / other.seconds for mine, other in pairs)
+        peaks = [max(value.peak for value in measured[name]) for name in (ours, theirs)]
         rows.append((f"`{ours}`", f"`{theirs}`", f"{ratio:.2f}", aim, f"{peaks[0]:.0f} / {peaks[1]:.0f}"))
         said.append(f"{ours}: {ratio:.2f} times {theirs} (aim: {aim})")
     print_table(rows, markdown=options.markdown)
@@ -64,7 +64,7 @@ def main() -> None:
         print("", *said, sep="\n")
     print()
     for name, values in measured.items():
-        print(f"{statistics.median(seconds for seconds, _ in values):6.2f} s  {name}")
+        print(f"{statistics.median(value.seconds for value in values):6.2f} s  {name}")
 
 
 if __name__ == "__main__":
