@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from abc import abstractmethod
 from typing import Final
 
 from ddpdoctor.facts.script import OriginKind, Ranks, Role
@@ -222,13 +223,9 @@ class CallFollower(ExpressionFollower):
     def _recorded(self) -> tuple[int, int]:
         return len(self.here.records), self.here.events
 
+    @abstractmethod
     def run_block(self, statements: list[ast.stmt], frame: FollowedFunction) -> bool:
-        """Follow statements; whether whoever comes there always leaves them before their end.
-
-        Raises:
-            NotImplementedError: here: the statements are followed by whoever knows them.
-        """
-        raise NotImplementedError
+        """Follow statements; whether whoever comes there always leaves them before their end."""
 
     def _guard_by_decorator(self, decorator: ast.expr, frame: FollowedFunction) -> None:
         text = dotted(decorator).replace("()", "").rpartition(".")[2]

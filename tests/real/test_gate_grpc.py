@@ -17,9 +17,10 @@ import pytest
 
 from ddpdoctor.gating.nvrx_service import NvrxService
 from tests.support.command import ROOT, command, ddpdoctor, plain_environ
+from tests.support.optional_modules import imported
 
-grpc: Any = pytest.importorskip("grpc")
-grpc_messages: Any = pytest.importorskip("tests.support.grpc_messages")
+grpc: Any = imported("grpc")
+grpc_messages: Any = imported("tests.support.grpc_messages")
 MESSAGES = grpc_messages.message_classes()
 # grpcio may lie beside the tests alone.
 ENVIRON = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(grpc.__file__).parent.parent)])}

