@@ -52,8 +52,9 @@ def test_nothing_is_written_where_nobody_can_be_asked(tmp_path: Path) -> None:
 
 def test_a_dry_run_only_shows(tmp_path: Path) -> None:
     shutil.copy(LOAD, tmp_path / "train.py")
-    ended = lint(tmp_path, "--fix", "--dry-run", "--strict", "train.py")
+    ended = lint(tmp_path, "--fix", "--dry-run", "train.py")
     assert (ended.returncode, ended.stderr) == (0, "")
+    assert lint(tmp_path, "--fix", "--dry-run", "--strict", "train.py").returncode == 1  # The warning is still there.
     assert SHOWN in ended.stdout.splitlines()
     assert ended.stdout.endswith("Nothing was written.\n")
     assert (tmp_path / "train.py").read_bytes() == LOAD.read_bytes()
