@@ -16,7 +16,7 @@ them apart. There, a rank that could not write a dump is suspected first, and wi
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Final
 
@@ -291,12 +291,23 @@ class _Graph:
     def judge(self) -> RecordedHang | None:
         """Find the ends of all waits, or why there are none."""
         edges = {rank: self._waits_for(rank) for rank in self.dumped}
+        if found := self._judge_ends(edges):
+            return found
+        if self.even:
+            return self._first_even()
+        # What is known leads in a circle: a rank without a dump, for which some of them wait, may be where that began.
+        all_edges = {rank: self._may_wait_for(rank) for rank in self.dumped}
+        return self._judge_ends(all_edges) or self._judge_circle(edges)
+
+    def _judge_ends(self, edges: Mapping[int, frozenset[int]]) -> RecordedHang | None:
+        """Judge those who are waited for and wait for nobody, if there are any."""
         waited = {rank for ends in edges.values() for rank in ends}
         ends = {rank for rank in waited if not edges.get(rank) and not self.calls.get(rank)} | set(self.stuck)
-        waiting = tuple(sorted(rank for rank, calls in self.calls.items() if calls and rank not in ends))
-        if lags := tuple(self._lag(rank) for rank in sorted(ends)):
-            return behind(lags, waiting, self.silent, self._possible_ends(lags))
-        return self._first_even(self.silent) if self.even else self._judge_circle(edges, waiting, self.silent)
+        lags = tuple(self._lag(rank) for rank in sorted(ends))
+        return behind(lags, self._waiting(ends), self.silent, self._possible_ends(lags)) if lags else None
+
+    def _waiting(self, ends: Collection[int] = ()) -> tuple[int, ...]:
+        return tuple(sorted(rank for rank, calls in self.calls.items() if calls and rank not in ends))
 
     def _possible_ends(self, lags: Sequence[Lag]) -> tuple[int, ...]:
         """List over gloo, which records no sends and receives, all ranks that may be waited for: those of `lags`, those that wait in
@@ -310,9 +321,11 @@ class _Graph:
     def _waits_for(self, rank: int) -> frozenset[int]:
         if rank in self.stuck:
             return frozenset()
-        calls = self.calls.get(rank, ())
-        sure = {lack for call in calls for lack in call.lacks}
-        return frozenset(sure or {other for call in calls for other in call.awaited}) - {rank}
+        sure = {lack for call in self.calls.get(rank, ()) for lack in call.lacks}
+        return frozenset(sure - {rank}) if sure else self._may_wait_for(rank)
+
+    def _may_wait_for(self, rank: int) -> frozenset[int]:
+        return frozenset(other for call in self.calls.get(rank, ()) for other in call.awaited) - {rank}
 
     def _lag(self, rank: int) -> Lag:
         own = self.stuck.get(rank)
@@ -353,7 +366,7 @@ class _Graph:
         written = self.dumped[call.rank].dump.written
         return written - call.made.call.created if written and call.made.call.created else 0.0
 
-    def _first_even(self, silent: tuple[int, ...]) -> RecordedHang:
+    def _first_even(self) -> RecordedHang:
         """Judge the first call that all have made and none has finished, with nothing before it that is open."""
         first = min(self.even, key=lambda call: call.age)
         made = first.made.call
@@ -361,12 +374,10 @@ class _Graph:
         ranks = {call.rank for call in same} if made.point_to_point else {*first.key[1], *self.groups[first.key]}
         return RecordedHang(
             sign=RecordedSign.EVEN, group=first.key[0], ranks=tuple(sorted(ranks)), number=made.number, call=call_name(made.name),
-            frame=where_called(made), missing=silent, waited=max(map(self._waited, same)), nccl=made.name.startswith("nccl:"),
+            frame=where_called(made), missing=self.silent, waited=max(map(self._waited, same)), nccl=made.name.startswith("nccl:"),
         )  # fmt: skip
 
-    def _judge_circle(
-        self, edges: Mapping[int, frozenset[int]], waiting: tuple[int, ...], silent: tuple[int, ...]
-    ) -> RecordedHang | None:
+    def _judge_circle(self, edges: Mapping[int, frozenset[int]]) -> RecordedHang | None:
         """Judge ranks that all wait for each other: one without whom there is no circle has taken another way than the others."""
         circle = _in_circles(edges)
         alone = [
@@ -375,10 +386,12 @@ class _Graph:
             if not _in_circles({start: ends - {rank} for start, ends in edges.items() if start != rank})
         ]
         if len(alone) == 1:
-            return behind((self._lag(alone[0]),), tuple(rank for rank in waiting if rank != alone[0]), silent)
+            return behind((self._lag(alone[0]),), self._waiting(alone), self.silent)
         if not circle:
             return None
-        return RecordedHang(sign=RecordedSign.CIRCLE, group="", ranks=circle, waiting=waiting, missing=silent)
+        return RecordedHang(
+            sign=RecordedSign.CIRCLE, group="", ranks=circle, waiting=self._waiting(), missing=self.silent
+        )
 
 
 def _in_circles(edges: Mapping[int, frozenset[int]]) -> tuple[int, ...]:

@@ -284,6 +284,19 @@ def test_a_rank_without_a_dump_is_named_where_all_others_have_come() -> None:
     assert ([lag.rank for lag in late.lags], late.missing) == ([2], (1,))
 
 
+def test_a_rank_without_a_dump_is_named_where_what_is_known_leads_in_a_circle() -> None:
+    """Rank 1 lacks the tensor group's second call, since the first is not done: rank 0 waits for rank 2 before it."""
+    found = waits_found(
+        [
+            dump(0, group("2:dp", (0, 2), waits(1)), group("1:tp", (0, 1), waits(1), waits(2), first=1)),
+            dump(1, group("1:tp", (0, 1), waits(1))),
+        ],
+        3,
+    )
+    assert [(lag.rank, lag.cause, lag.others) for lag in found.lags] == [(2, LagCause.SILENT, (0,))]
+    assert found.waiting == (0, 1)
+
+
 def test_over_gloo_a_rank_without_a_dump_is_suspected_first_for_nobody_sees_who_waits_in_a_send() -> None:
     """Rank 1 hasn't come, but may wait in a receive for rank 2."""
     dumps = [dump(0, group("1:tp", (0, 1), waits(5, "gloo:all_reduce"))), dump(1, group("1:tp", (0, 1)))]
