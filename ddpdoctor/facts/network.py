@@ -45,7 +45,8 @@ class Listener(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds since the process started."""
     listening: bool = True
     same_job: bool = False
-    """It is an ancestor of ours, or was started with our SLURM_JOB_ID or TORCHELASTIC_RUN_ID."""
+    """It is an ancestor of ours, was started with our SLURM_JOB_ID or TORCHELASTIC_RUN_ID, or by a ddpdoctor of this user's on its own
+    account (a rank of `smoke`)."""
 
 
 NO_ANSWER: Final = "no answer"

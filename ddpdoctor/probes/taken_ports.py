@@ -14,6 +14,7 @@ from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.proc import MAX_ENVIRON, Proc, user_name, variables
 from ddpdoctor.probes.processes.command_lines import command, command_of_others
 from ddpdoctor.probes.processes.tcp_sockets import HOLDING_STATES, LISTEN, TcpSocket, read_sockets
+from ddpdoctor.probes.run_as import INQUIRY_MARK
 
 JOB_SETTINGS = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")
 """What tells jobs apart."""
@@ -73,7 +74,8 @@ def _listener(proc: Proc, environ: Mapping[str, str], row: TcpSocket, pid: int, 
     """pid: of the process that holds the socket, 0 where that can't be seen."""
     words = proc.words(pid) if pid else ()
     stat = proc.stat(pid)
-    shown = command if row.uid == os.geteuid() else command_of_others
+    mine = row.uid == os.geteuid()
+    shown = command if mine else command_of_others
     return Listener(
         address=row.address,
         port=row.port,
@@ -83,7 +85,7 @@ def _listener(proc: Proc, environ: Mapping[str, str], row: TcpSocket, pid: int, 
         user=user_name(row.uid),
         age=-1.0 if isinstance(stat, Unknown) else round(stat.age, 1),
         listening=row.state == LISTEN,
-        same_job=pid in ancestors or (pid > 0 and _is_of_same_job(proc, environ, pid)),
+        same_job=pid in ancestors or (pid > 0 and _is_of_same_job(proc, environ, pid, mine=mine)),
     )
 
 
@@ -98,11 +100,14 @@ def _ancestors(proc: Proc) -> set[int]:
     return found
 
 
-def _is_of_same_job(proc: Proc, environ: Mapping[str, str], pid: int) -> bool:
-    ours = _job_settings(environ)
-    content = proc.read(f"{pid}/environ", MAX_ENVIRON) if ours else b""
-    theirs = _job_settings(variables(content)) if isinstance(content, bytes) else {}
-    return any(theirs.get(name) == value for name, value in ours.items())
+def _is_of_same_job(proc: Proc, environ: Mapping[str, str], pid: int, *, mine: bool) -> bool:
+    """Whether it was started with the settings that tell our job from others, or is what a ddpdoctor of ours started on its own account."""
+    content = proc.read(f"{pid}/environ", MAX_ENVIRON)
+    theirs = variables(content) if isinstance(content, bytes) else {}
+    if mine and INQUIRY_MARK.items() <= theirs.items():
+        return True
+    job = _job_settings(theirs)
+    return any(job.get(name) == value for name, value in _job_settings(environ).items())
 
 
 def _job_settings(environ: Mapping[str, str]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -138,6 +139,19 @@ def test_the_table_of_sockets(tmp_path: Path) -> None:
     assert found[0].process == "python"
     assert found[0].command.startswith("python train.py")
     assert "abcdef0123" not in found[0].command
+
+
+@pytest.mark.parametrize(("uid", "ours"), [(os.geteuid(), True), (os.geteuid() + 1, False)])
+def test_what_a_ddpdoctor_of_ours_has_started_lies_in_nobodys_way(tmp_path: Path, uid: int, ours: bool) -> None:
+    """A rank of `smoke` at the master's port. Another user's word for it counts for nothing."""
+    row = f"   0: 0100007F:733C 00000000:0000 0A 00000000:00000000 00:00000000 00000000  {uid}        0 4711 1 0\n"
+    files = {"proc/net/tcp": "  sl  local_address\n" + row, "proc/12/environ": "DDPDOCTOR_INQUIRY=1\0RANK=0\0"}
+    context = tree(tmp_path, files)
+    (tmp_path / "proc/12/fd").mkdir()
+    (tmp_path / "proc/12/fd/3").symlink_to("socket:[4711]")
+    found = port_holders(context, [29500])
+    assert isinstance(found, tuple)
+    assert [(row.pid, row.same_job) for row in found] == [(12, ours)]
 
 
 def test_a_resolver_that_hangs_does_not_hold_us(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
