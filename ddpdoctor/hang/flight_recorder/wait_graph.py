@@ -297,7 +297,7 @@ class _Graph:
             return self._first_even()
         # What is known leads in a circle: a rank without a dump, for which some of them wait, may be where that began.
         all_edges = {rank: self._may_wait_for(rank) for rank in self.dumped}
-        return self._judge_ends(all_edges) or self._judge_circle(edges)
+        return self._judge_ends(all_edges) or self._judge_circle(self._first_waits()) or self._judge_circle(edges)
 
     def _judge_ends(self, edges: Mapping[int, frozenset[int]]) -> RecordedHang | None:
         """Judge those who are waited for and wait for nobody, if there are any."""
@@ -323,6 +323,11 @@ class _Graph:
             return frozenset()
         sure = {lack for call in self.calls.get(rank, ()) for lack in call.lacks}
         return frozenset(sure - {rank}) if sure else self._may_wait_for(rank)
+
+    def _first_waits(self) -> dict[int, frozenset[int]]:
+        """Map each rank to those for whom it waits in its first call that isn't done: what it called after that may hang for that alone."""
+        first = {rank: min(calls, key=lambda call: call.made.order) for rank, calls in self.calls.items() if calls}
+        return {rank: frozenset(call.awaited) - {rank} for rank, call in first.items()}
 
     def _may_wait_for(self, rank: int) -> frozenset[int]:
         return frozenset(other for call in self.calls.get(rank, ()) for other in call.awaited) - {rank}

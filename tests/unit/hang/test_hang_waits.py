@@ -297,6 +297,14 @@ def test_a_rank_without_a_dump_is_named_where_what_is_known_leads_in_a_circle() 
     assert found.waiting == (0, 1)
 
 
+def test_what_a_rank_called_after_its_first_wait_closes_no_circle() -> None:
+    """Rank 2 calls the two in another order. What ranks 0 and 1 called second waits for each other's first alone."""
+    ranks = (0, 1, 2)
+    usual = [dump(rank, group("1:tp", ranks, waits(1)), group("2:ep", ranks, waits(1), first=1)) for rank in (0, 1)]
+    found = waits_found([*usual, dump(2, group("2:ep", ranks, waits(1)), group("1:tp", ranks, waits(1), first=1))], 3)
+    assert ([lag.rank for lag in found.lags], found.waiting) == ([2], (0, 1))
+
+
 def test_over_gloo_a_rank_without_a_dump_is_suspected_first_for_nobody_sees_who_waits_in_a_send() -> None:
     """Rank 1 hasn't come, but may wait in a receive for rank 2."""
     dumps = [dump(0, group("1:tp", (0, 1), waits(5, "gloo:all_reduce"))), dump(1, group("1:tp", (0, 1)))]
