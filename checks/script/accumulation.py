@@ -5,25 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from ddpdoctor.base.findings import WARN, Finding, Fix, Owner
+from ddpdoctor.base.findings import INFO, WARN, Finding, Fix, Owner
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.checks.script.script_facts import at, may_be_on_some_ranks, reached, require_distributed
+from ddpdoctor.checks.script.turns import modulus_of, turn_of
 from ddpdoctor.engine.registry import check, requires
-from ddpdoctor.facts.script import LibraryCall, Role, Script
+from ddpdoctor.facts.script import Condition, LibraryCall, OriginKind, Role, Script, SetAttribute, Value
 
 _FLAG: Final = ".require_backward_grad_sync"
+_NOT_THE_OPTIMIZER: Final = compile_lazily(r"sched|lr_|warm|prof|swa|env")
+"""What else has a method step."""
 
 
 @check("accumulation-without-no-sync", severity=WARN, owner=Owner.USER)
 def accumulation_without_no_sync(script: Script) -> Iterator[Finding]:
-    """Gradients are added up over several micro-batches, and averaged over the ranks after each of them.
+    """Gradients are added up over several micro-batches, and not averaged over the ranks in the last of them alone.
 
     ## What breaks
-    Nothing is wrong, only slower: of the traffic for the gradients all is for nothing but that of the last micro-batch. Over Ethernet, or
-    between many hosts, the training takes up to several times as long.
+    Averaged after each micro-batch, nothing is wrong, only slower: of the traffic for the gradients all is for nothing but that of the last.
+    Over Ethernet, or between many hosts, the training takes up to several times as long. Averaged in another micro-batch than the one before
+    the optimizer's step, each rank steps by gradients of its own: the ranks train different models, and no word is said.
 
     ## Why
     DistributedDataParallel averages the gradients in each `backward()`, unless it is told that another one follows before the optimizer's
-    step.
+    step. It asks for that in the forward pass, whose backward pass it is.
 
     ## Fix
     All micro-batches but the last within `model.no_sync()`, forward and backward both.
@@ -31,13 +36,16 @@ def accumulation_without_no_sync(script: Script) -> Iterator[Finding]:
     require_distributed(script)
     wraps = list(reached(script, Role.WRAP))
     requires(wraps, "no model is wrapped in DistributedDataParallel")
-    requires(not any(script.with_role(Role.ENGINE, Role.SHARD, Role.NO_SYNC)), "something else decides when to average")
-    if any(_FLAG in wrap.set_attributes or wrap.escapes for wrap in script.with_role(Role.WRAP)):
+    requires(not any(script.with_role(Role.ENGINE, Role.SHARD)), "something else decides when to average")
+    flags = [flag for wrap in script.with_role(Role.WRAP) for flag in wrap.set_attributes if flag.name == _FLAG]
+    if flags or any(script.with_role(Role.NO_SYNC)):
+        yield from _averaged_in_another(script)
+        yield from _told_too_late(script, flags)
         return
     for backward in reached(script, Role.BACKWARD):
-        step = _step_behind_micro_steps(script, backward)
-        if step is not None and not may_be_on_some_ranks(backward):
-            yield _averaged_each_time(wraps[0], backward, step)
+        step = _step_behind_micro_steps(script, backward) or _step_of_some_turns(script, backward)
+        if step is not None and not may_be_on_some_ranks(backward) and not _may_be_told(script, backward):
+            yield _averaged_each_time(script, wraps[0], backward, step)
             return
 
 
@@ -53,20 +61,173 @@ def _step_behind_micro_steps(script: Script, backward: LibraryCall) -> LibraryCa
     return next((step for step in steps if step.number > backward.number and step.loops == around), None)
 
 
-def _averaged_each_time(wrap: LibraryCall, backward: LibraryCall, step: LibraryCall) -> Finding:
+def _step_of_some_turns(script: Script, backward: LibraryCall) -> LibraryCall | None:
+    """The optimizer's step in each so-manieth turn of the loop in which the gradients are computed; None where one is made in each."""
+    if not backward.loops:
+        return None
+    steps = [
+        step for step in _optimizers_steps(script) if step.loops == backward.loops and not _is_otherwise(step, backward)
+    ]
+    if not all(_chosen_turns(step, backward) for step in steps):
+        return None
+    return next((step for step in steps if step.number > backward.number), None)
+
+
+def _optimizers_steps(script: Script) -> Iterator[LibraryCall]:
+    for step in script.with_role(Role.STEP):
+        if step.receiver is not None and not _NOT_THE_OPTIMIZER.search(step.receiver.text.lower()):
+            yield step
+
+
+def _is_otherwise(step: LibraryCall, backward: LibraryCall) -> bool:
+    """Whether the step is made where the gradients are not computed: in the other branch."""
+    return any(
+        (own.place, own.is_negated) == (other.place, not other.is_negated)
+        for own in step.conditions
+        for other in backward.conditions
+    )
+
+
+def _chosen_turns(step: LibraryCall, backward: LibraryCall) -> Condition | None:
+    """The condition that lets some turns of the loop come to a step, and all to the computation of its gradients."""
+    asked = [condition for condition in step.conditions if condition not in backward.conditions]
+    return next((condition for condition in asked if modulus_of(condition) is not None), None)
+
+
+def _may_be_told(script: Script, backward: LibraryCall) -> bool:
+    """Whether something in the loop that could not be followed gets hold of the model."""
+    first, last = backward.loops[-1].place, backward.place
+    return any(
+        escape.place.file == first.file == last.file and first.line <= escape.place.line <= last.line
+        for wrap in script.with_role(Role.WRAP)
+        for escape in wrap.escapes
+    )
+
+
+def _averaged_each_time(script: Script, wrap: LibraryCall, backward: LibraryCall, step: LibraryCall) -> Finding:
+    chosen = _chosen_turns(step, backward)
+    is_certain = chosen is None or _is_more_than_one(script, modulus_of(chosen))
+    each_time = "gradients of each micro-batch go over the network, where those of the last would do"
     return Finding.of(
-        "The gradients of each micro-batch go over the network, where those of the last would do",
+        f"The {each_time}" if is_certain else f"If several micro-batches make a step: the {each_time}",
         at(wrap.place, "wrapped"),
         at(backward.loops[-1].place, "the loop over micro-batches"),
         at(backward.place, "each averages over all ranks"),
         at(step.place, "one step for all of them"),
-        Fix(
-            "Average in the last micro-batch alone; the forward pass belongs into the block, too",
-            (
-                "with contextlib.nullcontext() if is_last else model.no_sync():",
-                "    loss = model(batch)",
-                f"    {backward.place.text}",
-            ),
-        ),
+        _fix(backward),
+        severity=WARN if is_certain else INFO,
         place=backward.place,
     )
+
+
+def _is_more_than_one(script: Script, count: Value | None) -> bool:
+    """Whether a number of micro-batches is more than one for all that is known: a constant, or an option's default."""
+    if count is None or not count.origins:
+        return False
+    for origin in count.origins:
+        number = origin.text if origin.kind is OriginKind.CONSTANT else _default(script, origin.text)
+        if not number.isdecimal() or int(number) < 2:
+            return False
+    return True
+
+
+def _default(script: Script, name: str) -> str:
+    """The constant that is an option's default; "" where there is none."""
+    for option in script.with_role(Role.OPTION):
+        spelled, default = option.argument("", 0), option.argument("default")
+        if spelled and spelled.is_constant(f"'--{name}'", f"'--{name.replace('_', '-')}'"):
+            return default.origins[0].text if default and default.origins else ""
+    return ""
+
+
+def _fix(backward: LibraryCall) -> Fix:
+    return Fix(
+        "Average in the last micro-batch alone; the forward pass belongs into the block, too",
+        (
+            "with contextlib.nullcontext() if is_last else model.no_sync():",
+            "    loss = model(batch)",
+            f"    {backward.place.text}",
+        ),
+    )
+
+
+def _averaged_in_another(script: Script) -> Iterator[Finding]:
+    """Find turns without averaging that don't end where the step is made."""
+    for quiet in reached(script, Role.NO_SYNC):
+        for step in _optimizers_steps(script):
+            pair = _contradicting(quiet, step) if step.loops == quiet.loops else None
+            if pair is not None:
+                averaged, made = pair
+                yield Finding.of(
+                    "The gradients are averaged in another turn than that of the step: each rank trains a model of its own",
+                    at(averaged.place, "averaged, or not"),
+                    at(made.place, "the step is made, or not"),
+                    at(step.place, "the step"),
+                    Fix(
+                        "Ask for the same turn in both places",
+                        (
+                            f"is_last = {made.test.text}",
+                            "with contextlib.nullcontext() if is_last else model.no_sync():",
+                        ),
+                    ),
+                    place=quiet.place,
+                )
+                return
+
+
+def _contradicting(quiet: LibraryCall, step: LibraryCall) -> tuple[Condition, Condition] | None:
+    """The conditions by which gradients are averaged in one turn, and the step is made in another."""
+    for averaged in quiet.conditions:
+        for made in step.conditions:
+            left_out, chosen = turn_of(averaged), turn_of(made)
+            if (
+                left_out
+                and chosen
+                and (left_out.counter, left_out.modulus) == (chosen.counter, chosen.modulus)
+                and (left_out.is_met, chosen.is_met) == (False, True)
+                and left_out.remainder != chosen.remainder
+            ):
+                return averaged, made
+    return None
+
+
+def _told_too_late(script: Script, flags: list[SetAttribute]) -> Iterator[Finding]:
+    """Find backward passes whose forward pass was made before it was said whether they average."""
+    for backward in reached(script, Role.BACKWARD):
+        forward = _forward_of(script, backward)
+        if forward is None or forward.loops != backward.loops or not forward.loops:
+            continue
+        if any(_is_no_sync(name) for name in backward.within) and not forward.within:
+            yield Finding.of(
+                "no_sync() around the backward pass alone does nothing: the gradients are averaged all the same",
+                at(forward.place, "the forward pass, outside of the block"),
+                at(backward.place, "the backward pass"),
+                _fix(backward),
+                place=backward.place,
+            )
+            return
+        set_in_turn = [flag for flag in flags if flag.loops == forward.loops]
+        late = [flag for flag in set_in_turn if forward.number < flag.before <= backward.number]
+        if late and len(late) == len(set_in_turn) and not all(flag.value.is_constant("True") for flag in late):
+            yield Finding.of(
+                "It is set behind the forward pass whether to average: the turn after is meant, and ranks train different models",
+                at(forward.place, "the forward pass"),
+                at(late[0].place, "set too late"),
+                at(backward.place, "the backward pass"),
+                Fix("Set it before the forward pass", (late[0].place.text, forward.place.text)),
+                place=late[0].place,
+            )
+            return
+
+
+def _forward_of(script: Script, backward: LibraryCall) -> LibraryCall | None:
+    """The last forward pass of a wrapped model of which the loss is made."""
+    made_of = backward.receiver.flattened() if backward.receiver else ()
+    calls = [script.call(origin.call) for origin in made_of if origin.kind is OriginKind.CALL]
+    return max(
+        (call for call in calls if call and Role.FORWARD in call.roles), key=lambda call: call.number, default=None
+    )
+
+
+def _is_no_sync(name: str) -> bool:
+    return name.rpartition(".")[2] == "no_sync"

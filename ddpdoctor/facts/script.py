@@ -40,20 +40,6 @@ class Ranks(str, Enum):
     """It asks for something that is the same for all ranks, or is no question of the rank: the epoch, an option."""
 
 
-class Condition(msgspec.Struct, frozen=True):
-    """A condition under which something happens.
-
-    Args:
-        ranks: it lets through.
-        place: of the test.
-        by_leaving: the others have left before, by return, break, continue, raise or an exit.
-    """
-
-    ranks: Ranks
-    place: SourcePlace
-    by_leaving: bool = False
-
-
 class Loop(msgspec.Struct, frozen=True):
     """A loop. number: sets it apart from others of the script."""
 
@@ -195,6 +181,24 @@ class Value(msgspec.Struct, frozen=True):
                 yield from part.flattened()
 
 
+class Condition(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A condition under which something happens.
+
+    Args:
+        ranks: it lets through.
+        place: of the test.
+        by_leaving: the others have left before, by return, break, continue, raise or an exit.
+        test: that is asked.
+        is_negated: it happens where the test doesn't hold.
+    """
+
+    ranks: Ranks
+    place: SourcePlace
+    by_leaving: bool = False
+    test: Value = Value()
+    is_negated: bool = False
+
+
 class Argument(msgspec.Struct, frozen=True):
     """An argument of a call. name: "0", "1" for those without one; "*" and "**" for what is unpacked there."""
 
@@ -225,6 +229,24 @@ class Iteration(msgspec.Struct, frozen=True):
     is_reached: bool = True
 
 
+class SetAttribute(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An attribute of a call's result that the script sets.
+
+    Args:
+        name: of it, ".require_backward_grad_sync".
+        value: that it gets.
+        place: where it is set.
+        before: the number that the next call after it has.
+        loops: in which it is set.
+    """
+
+    name: str
+    value: Value
+    place: SourcePlace
+    before: int
+    loops: tuple[Loop, ...] = ()
+
+
 class LibraryCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A call of a library's function or method, once for each way on which the script comes to it.
 
@@ -242,7 +264,7 @@ class LibraryCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         is_reached: the script itself comes there; else it is in a function of which nobody knows who calls it.
         escapes: of the result.
         iterations: of the result.
-        set_attributes: of the result, that the script sets: ".require_backward_grad_sync".
+        set_attributes: of the result, that the script sets.
     """
 
     number: int
@@ -258,7 +280,7 @@ class LibraryCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     is_reached: bool = True
     escapes: tuple[Escape, ...] = ()
     iterations: tuple[Iteration, ...] = ()
-    set_attributes: tuple[str, ...] = ()
+    set_attributes: tuple[SetAttribute, ...] = ()
 
     def argument(self, name: str, position: int | None = None) -> Value | None:
         """The value of an argument, by its name or its position; None where it isn't given."""

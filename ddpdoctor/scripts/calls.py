@@ -19,6 +19,7 @@ from ddpdoctor.scripts.values import (
     Choice,
     Constant,
     Function,
+    Guard,
     Items,
     LibraryName,
     MadeOf,
@@ -234,7 +235,7 @@ class CallFollower(ExpressionFollower):
         if isinstance(meaning, RankTest) and text.endswith("_only"):
             ranks = meaning.holds[0]
         if ranks:
-            self.here.guards.append((ranks, self.spot(decorator, frame), False))
+            self.here.guards.append(Guard(ranks, frame.module, decorator))
 
     def _bind_parameters(
         self, function: Function, arguments: GivenArguments, names: dict[str, AbstractValue], frame: FollowedFunction

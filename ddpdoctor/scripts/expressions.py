@@ -31,6 +31,7 @@ from ddpdoctor.scripts.values import (
     Choice,
     Constant,
     Function,
+    Guard,
     Items,
     LazyImport,
     LibraryName,
@@ -41,6 +42,7 @@ from ddpdoctor.scripts.values import (
     ProjectClass,
     ProjectObject,
     Quantity,
+    Question,
     RankTest,
     Spot,
     alternatives,
@@ -153,14 +155,22 @@ class ExpressionFollower(ABC):
         """Where a node stands."""
         return frame.module, node.lineno, node.col_offset  # type: ignore[attr-defined]
 
-    def test(self, node: ast.expr, frame: FollowedFunction) -> RankTest:
-        """Which ranks a condition lets through. Of one that can't be followed its words decide whether it may be one on the rank."""
+    def question(self, node: ast.expr, frame: FollowedFunction) -> Question:
+        """Which ranks a condition lets through, and what it asks."""
         if isinstance(node, ast.BoolOp):
-            tests = [self.test(part, frame) for part in node.values]
-            return all_of(tests) if isinstance(node.op, ast.And) else any_of(tests)
+            parts = [self.question(part, frame) for part in node.values]
+            is_and = isinstance(node.op, ast.And)
+            joined = (all_of if is_and else any_of)([part.ranks for part in parts])
+            value: AbstractValue = MadeOf("and" if is_and else "or", tuple(part.value for part in parts))
+            return Question(joined, value, node, frame.module)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            return negated(self.test(node.operand, frame))
+            inner = self.question(node.operand, frame)
+            return Question(negated(inner.ranks), MadeOf("not", (inner.value,)), node, frame.module)
         value = self.value(node, frame)
+        return Question(self._ranks_let_through(node, value), value, node, frame.module)
+
+    def _ranks_let_through(self, node: ast.expr, value: AbstractValue) -> RankTest:
+        """Of a condition that can't be followed its words decide whether it may be one on the rank."""
         if isinstance(value, Constant) and asks_for_rank(node):
             # Whoever gives a function the rank as a number is alone: `main(rank=0)` where there is one GPU.
             return ONE_PROCESS
@@ -479,8 +489,7 @@ class ExpressionFollower(ABC):
     def _bool_op(self, node: ast.BoolOp, frame: FollowedFunction) -> AbstractValue:
         values = [self.value(part, frame) for part in node.values]
         if any(isinstance(value, RankTest) for value in values):
-            tests = [self.test(part, frame) for part in node.values]
-            return all_of(tests) if isinstance(node.op, ast.And) else any_of(tests)
+            return self.question(node, frame).ranks
         return choice(values)
 
     def _unary_op(self, node: ast.UnaryOp, frame: FollowedFunction) -> AbstractValue:
@@ -507,24 +516,21 @@ class ExpressionFollower(ABC):
         return compared(left, operator, right) if known is None else Constant(known)
 
     def _if_exp(self, node: ast.IfExp, frame: FollowedFunction) -> AbstractValue:
-        test = self.test(node.test, frame)
-        with_condition = self.guarded(test.holds, node.test, frame, lambda: self.value(node.body, frame))
-        without = self.guarded(test.fails, node.test, frame, lambda: self.value(node.orelse, frame))
+        question = self.question(node.test, frame)
+        with_condition = self._guarded(node.body, question.guards(holds=True), frame)
+        without = self._guarded(node.orelse, question.guards(holds=False), frame)
         return choice((with_condition, without))
 
-    def guarded(
-        self, passed: tuple[Any, ...], node: ast.expr, frame: FollowedFunction, follow: Callable[[], AbstractValue]
-    ) -> AbstractValue:
-        """Follow something under a condition."""
-        guards = self.here.guards
-        depth = len(guards)
-        guards += [(ranks, self.spot(node, frame), False) for ranks in passed]
+    def _guarded(self, node: ast.expr, passed: list[Guard], frame: FollowedFunction) -> AbstractValue:
+        """What an expression may be worth under conditions."""
+        depths = self.here.depths()
+        self.here.enter(passed)
         frame.branches += 1
         try:
-            return follow()
+            return self.value(node, frame)
         finally:
             frame.branches -= 1
-            del guards[depth:]
+            self.here.restore(depths)
 
     def _joined(self, node: ast.JoinedStr, frame: FollowedFunction) -> AbstractValue:
         return MadeOf("f", tuple(self.value(part, frame) for part in node.values))

@@ -10,7 +10,6 @@ import ast
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from ddpdoctor.facts.script import Ranks
 from ddpdoctor.scripts.abstract_value import UNKNOWN, AbstractValue
 from ddpdoctor.scripts.calls import ENDING, CallFollower
 from ddpdoctor.scripts.expressions import asks_for_rank, dotted
@@ -21,6 +20,7 @@ from ddpdoctor.scripts.values import (
     CallResult,
     Constant,
     Function,
+    Guard,
     Items,
     LibraryName,
     MadeOf,
@@ -28,6 +28,8 @@ from ddpdoctor.scripts.values import (
     ModuleValue,
     ProjectClass,
     ProjectObject,
+    Question,
+    Spot,
     alternatives,
     choice,
 )
@@ -194,6 +196,8 @@ class ScriptFollower(CallFollower):
                 self.assign(part, self._part(value, place, len(target.elts)), frame)
         elif isinstance(target, ast.Attribute):
             for holder in alternatives(self.value(target.value, frame)):
+                if isinstance(holder, CallResult):
+                    self._note_attribute(holder, target, value, frame)
                 self._store(holder, target.attr, value, frame)
         elif isinstance(target, ast.Subscript):
             key = self.value(target.slice, frame)
@@ -212,6 +216,13 @@ class ScriptFollower(CallFollower):
             else:
                 parts.append(UNKNOWN)
         return choice(parts)
+
+    def _note_attribute(
+        self, holder: CallResult, target: ast.Attribute, value: AbstractValue, frame: FollowedFunction
+    ) -> None:
+        name = f"{holder.part}.{target.attr}"
+        here = self.here
+        holder.record.attributes_set.append((name, value, target, frame.module, len(here.records), tuple(here.loops)))
 
     def _store(self, holder: AbstractValue, name: str, value: AbstractValue, frame: FollowedFunction) -> None:
         attributes: dict[str, AbstractValue]
@@ -251,16 +262,15 @@ class ScriptFollower(CallFollower):
     # --- branches -----------------------------------------------------------------------------------------------------------------
 
     def _if(self, node: ast.If, frame: FollowedFunction) -> bool:
-        known = self._known_truth(node.test, frame)
+        question = self.question(node.test, frame)
+        known = _known_truth(question, frame)
         if known is not None:
             return self._run(node.body if known else node.orelse, frame)
-        test = self.test(node.test, frame)
-        spot = self.spot(node.test, frame)
         before = dict(frame.names)
-        left_body = self._branch(node.body, test.holds, spot, frame)
+        left_body = self._branch(node.body, question.guards(holds=True), frame)
         after_body = dict(frame.names)
         _replace(frame.names, before)
-        left_else = self._branch(node.orelse, test.fails, spot, frame)
+        left_else = self._branch(node.orelse, question.guards(holds=False), frame)
         if left_body and left_else:
             return True
         if left_else:
@@ -268,29 +278,13 @@ class ScriptFollower(CallFollower):
         elif not left_body:
             _merge(frame.names, after_body)
         if left_body or left_else:
-            rest = test.fails if left_body else test.holds
-            self.here.guards += [(ranks, spot, True) for ranks in rest]
+            self.here.enter(question.guards(holds=not left_body, by_leaving=True))
         return False
 
-    def _known_truth(self, test: ast.expr, frame: FollowedFunction) -> bool | None:
-        """Whether a condition holds in every run: the script is run as such, and not for its types."""
-        if isinstance(test, ast.Constant):
-            return bool(test.value)
-        if isinstance(test, ast.Compare) and not asks_for_rank(test):
-            # Of constants, as a function gets them.
-            value = self.value(test, frame)
-            return bool(value.value) if isinstance(value, Constant) else None
-        if isinstance(test, ast.Name) and isinstance(flag := self.value(test, frame), Constant):
-            # A switch, as a function gets it.
-            return flag.value if isinstance(flag.value, bool) and frame.scopes[0] is not frame.module.values else None
-        return False if dotted(test).rpartition(".")[2] == "TYPE_CHECKING" else None
-
-    def _branch(
-        self, statements: list[ast.stmt], passed: tuple[Ranks, ...], spot: Any, frame: FollowedFunction
-    ) -> bool:
+    def _branch(self, statements: list[ast.stmt], passed: Sequence[Guard], frame: FollowedFunction) -> bool:
         guards = self.here.guards
         depth = len(guards)
-        guards += [(ranks, spot, False) for ranks in passed]
+        self.here.enter(passed)
         frame.branches += 1
         ended = self._run(statements, frame)
         frame.branches -= 1
@@ -304,7 +298,7 @@ class ScriptFollower(CallFollower):
         for handler in node.handlers:
             if handler.name:
                 frame.names[handler.name] = UNKNOWN
-            handlers_left = self._branch(handler.body, (), None, frame) and handlers_left
+            handlers_left = self._branch(handler.body, (), frame) and handlers_left
             _merge(frame.names, after_body)
             after_body = dict(frame.names)
         if not left:
@@ -317,7 +311,7 @@ class ScriptFollower(CallFollower):
         self.value(node.subject, frame)
         before = dict(frame.names)
         for case in node.cases:
-            self._branch(case.body, (), None, frame)
+            self._branch(case.body, (), frame)
             _merge(frame.names, before)
         return False
 
@@ -333,18 +327,18 @@ class ScriptFollower(CallFollower):
         return False
 
     def _while(self, node: ast.While, frame: FollowedFunction) -> bool:
-        test = self.test(node.test, frame)
-        self._loop(node.body, self.spot(node, frame), id(node), test.holds, frame)
+        passed = self.question(node.test, frame).guards(holds=True)
+        self._loop(node.body, self.spot(node, frame), id(node), passed, frame)
         self._run(node.orelse, frame)
         is_endless = isinstance(node.test, ast.Constant) and bool(node.test.value)
         return is_endless and not any(isinstance(inner, ast.Break) for inner in ast.walk(node))
 
     def _loop(
-        self, body: list[ast.stmt], spot: Any, number: int, passed: tuple[Ranks, ...], frame: FollowedFunction
+        self, body: list[ast.stmt], spot: Spot, number: int, passed: Sequence[Guard], frame: FollowedFunction
     ) -> None:
         before = dict(frame.names)
         self.here.loops.append((number, spot))
-        self._branch(body, passed, spot, frame)
+        self._branch(body, passed, frame)
         self.here.loops.pop()
         _merge(frame.names, before)
 
@@ -353,7 +347,7 @@ class ScriptFollower(CallFollower):
         depth = len(within)
         for item in node.items:
             value = self.value(item.context_expr, frame)
-            within.append(self._context_name(value, item.context_expr))
+            within += [self._context_name(single, item.context_expr) for single in alternatives(value)]
             if item.optional_vars is not None:
                 self.assign(item.optional_vars, value, frame)
         ended = self._run(node.body, frame)
@@ -366,6 +360,20 @@ class ScriptFollower(CallFollower):
         if isinstance(value, CallResult):
             return value.record.name
         return dotted(node).removesuffix("()")
+
+
+def _known_truth(question: Question, frame: FollowedFunction) -> bool | None:
+    """Whether a condition holds in every run: the script is run as such, and not for its types."""
+    test, value = question.node, question.value
+    if isinstance(test, ast.Constant):
+        return bool(test.value)
+    if isinstance(test, ast.Compare) and not asks_for_rank(test):
+        # Of constants, as a function gets them.
+        return bool(value.value) if isinstance(value, Constant) else None
+    if isinstance(test, ast.Name) and isinstance(value, Constant):
+        # A switch, as a function gets it.
+        return value.value if isinstance(value.value, bool) and frame.scopes[0] is not frame.module.values else None
+    return False if dotted(test).rpartition(".")[2] == "TYPE_CHECKING" else None
 
 
 def _replace(names: dict[str, AbstractValue], others: dict[str, AbstractValue]) -> None:

@@ -113,7 +113,8 @@ def _truth_of_choice(value: Choice) -> RankTest:
         return truth_of(quantity)
     tests = [single for single in value.values if isinstance(single, RankTest)]
     if not tests:
-        return NOT_FOLLOWED if any(isinstance(single, Quantity) for single in value.values) else NO_RANK_TEST
+        is_rank = any(isinstance(single, Quantity) and single.kind in RANK_KINDS for single in value.values)
+        return NOT_FOLLOWED if is_rank else NO_RANK_TEST
     others = [single for single in value.values if not isinstance(single, RankTest | Constant)]
     same = all((test.holds, test.fails) == (tests[0].holds, tests[0].fails) for test in tests)
     return tests[0] if same and not others else NOT_FOLLOWED

@@ -23,6 +23,7 @@ from ddpdoctor.facts.script import (
     Origin,
     OriginKind,
     Script,
+    SetAttribute,
     SourceFile,
     UseOfFramework,
     Value,
@@ -128,6 +129,7 @@ class _Frozen:
         self._follower = follower
         self._places: dict[tuple[int, int, int], SourcePlace] = {}
         self._loops: dict[int, int] = {}
+        self._asked: dict[int, Condition] = {}
 
     def script(self, path: str, project: Project) -> Script:
         follower = self._follower
@@ -177,7 +179,16 @@ class _Frozen:
                 Iteration(self._place(spot), self._loops_of(loops), self._conditions(guards), is_reached)
                 for spot, loops, guards, is_reached in record.iterations
             ),
-            set_attributes=tuple(record.attributes),
+            set_attributes=tuple(
+                SetAttribute(
+                    name,
+                    self._value(value, node, module),
+                    self._place((module, node.lineno, node.col_offset)),
+                    before,
+                    self._loops_of(loops),
+                )
+                for name, value, node, module, before, loops in record.attributes_set
+            ),
         )
 
     def _place(self, spot: Spot) -> SourcePlace:
@@ -192,7 +203,18 @@ class _Frozen:
         return place
 
     def _conditions(self, guards: Iterable[Guard]) -> tuple[Condition, ...]:
-        return tuple(Condition(ranks, self._place(spot), by_leaving) for ranks, spot, by_leaving in guards)
+        return tuple(self._asked.get(id(guard)) or self._condition(guard) for guard in guards)
+
+    def _condition(self, guard: Guard) -> Condition:
+        module, node = guard.module, guard.node
+        condition = self._asked[id(guard)] = Condition(
+            guard.ranks,
+            self._place((module, node.lineno, node.col_offset)),
+            guard.by_leaving,
+            self._value(guard.test, node, module),
+            guard.is_negated,
+        )
+        return condition
 
     def _loops_of(self, loops: Iterable[LoopSpot]) -> tuple[Loop, ...]:
         return tuple(

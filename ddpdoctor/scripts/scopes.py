@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Final
+
+from ddpdoctor.facts.script import Ranks
 from ddpdoctor.scripts.abstract_value import AbstractValue
 from ddpdoctor.scripts.project_module import ProjectModule
 from ddpdoctor.scripts.values import CallRecord, Guard, LoopSpot, ProjectClass, Spot
+
+MAX_PLAIN_CONDITIONS: Final = 32
+"""Conditions within each other, up to which those that are no question of the rank are kept."""
 
 
 class FollowedFunction:
@@ -54,6 +61,12 @@ class Surroundings:
         self.records: list[CallRecord] = []
         self.events = 0
         """Escapes and loops over results that were noted."""
+
+    def enter(self, guards: Iterable[Guard]) -> None:
+        """Come to where these conditions hold, too. Of those that tell no ranks apart there may be thousands: of the first ones is told."""
+        for guard in guards:
+            if guard.ranks is not Ranks.ALL or len(self.guards) < MAX_PLAIN_CONDITIONS:
+                self.guards.append(guard)
 
     def depths(self) -> tuple[int, int, int, int]:
         """How much there is of each, for `restore`."""

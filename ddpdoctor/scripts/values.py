@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ddpdoctor.facts.script import OriginKind, Ranks, Role
 from ddpdoctor.scripts.abstract_value import UNKNOWN, AbstractValue
@@ -212,8 +212,49 @@ class Choice(AbstractValue):
 Spot = tuple[ProjectModule, int, int]
 """Module, line and column from 0."""
 
-Guard = tuple[Ranks, Spot, bool]
-"""Ranks that are let through, where that is asked, and whether the others have left before."""
+
+class Guard(NamedTuple):
+    """A condition under which something is followed.
+
+    Args:
+        ranks: it lets through.
+        module: in which it is asked.
+        node: of the test.
+        test: what that is worth.
+        is_negated: the test doesn't hold.
+        by_leaving: the others have left before.
+    """
+
+    ranks: Ranks
+    module: ProjectModule
+    node: ast.expr
+    test: AbstractValue = UNKNOWN
+    is_negated: bool = False
+    by_leaving: bool = False
+
+
+class Question(NamedTuple):
+    """The test of a condition.
+
+    Args:
+        ranks: it lets through.
+        value: of it.
+        node: of it.
+        module: in which it stands.
+    """
+
+    ranks: RankTest
+    value: AbstractValue
+    node: ast.expr
+    module: ProjectModule
+
+    def guards(self, *, holds: bool, by_leaving: bool = False) -> list[Guard]:
+        """List the conditions of what is done where the test holds, or where it doesn't; a constant is none."""
+        if isinstance(self.node, ast.Constant):
+            return []
+        passed = (self.ranks.holds if holds else self.ranks.fails) or (Ranks.ALL,)
+        return [Guard(ranks, self.module, self.node, self.value, not holds, by_leaving) for ranks in passed]
+
 
 LoopSpot = tuple[int, Spot]
 """A loop's number and place."""
@@ -223,7 +264,7 @@ class CallRecord:
     """A call while the script is followed: what is found out about its result is added."""
 
     __slots__ = (
-        "arguments", "attributes", "callers", "escapes", "guards", "is_reached", "iterations", "loops", "name", "number",
+        "arguments", "attributes", "attributes_set", "callers", "escapes", "guards", "is_reached", "iterations", "loops", "name", "number",
         "receiver", "roles", "spot", "within",
     )  # fmt: skip
 
@@ -253,6 +294,9 @@ class CallRecord:
         self.callers = callers
         self.is_reached = is_reached
         self.attributes: dict[str, AbstractValue] = {}
+        self.attributes_set: list[
+            tuple[str, AbstractValue, ast.Attribute, ProjectModule, int, tuple[LoopSpot, ...]]
+        ] = []
         self.escapes: list[tuple[str, Spot]] = []
         self.iterations: list[tuple[Spot, tuple[LoopSpot, ...], tuple[Guard, ...], bool]] = []
 
