@@ -107,9 +107,10 @@ def _may_be_told(script: Script, backward: LibraryCall) -> bool:
 def _averaged_each_time(script: Script, wrap: LibraryCall, backward: LibraryCall, step: LibraryCall) -> Finding:
     chosen = _chosen_turns(step, backward)
     is_certain = chosen is None or _is_more_than_one(script, modulus_of(chosen))
-    each_time = "gradients of each micro-batch go over the network, where those of the last would do"
     return Finding.of(
-        f"The {each_time}" if is_certain else f"If several micro-batches make a step: the {each_time}",
+        "The gradients of each micro-batch go over the network, where those of the last would do"
+        if is_certain
+        else "If several micro-batches make a step, the gradients of each go over the network, not those of the last alone",
         at(wrap.place, "wrapped"),
         at(backward.loops[-1].place, "the loop over micro-batches"),
         at(backward.place, "each averages over all ranks"),
@@ -159,12 +160,12 @@ def _averaged_in_another(script: Script) -> Iterator[Finding]:
             if pair is not None:
                 averaged, made = pair
                 yield Finding.of(
-                    "The gradients are averaged in another turn than that of the step: each rank trains a model of its own",
+                    "The gradients are averaged in another iteration than that of the step: each rank trains a model of its own",
                     at(averaged.place, "averaged, or not"),
                     at(made.place, "the step is made, or not"),
                     at(step.place, "the step"),
                     Fix(
-                        "Ask for the same turn in both places",
+                        "Ask for the same iteration in both places",
                         (
                             f"is_last = {made.test.text}",
                             "with contextlib.nullcontext() if is_last else model.no_sync():",
@@ -210,7 +211,7 @@ def _told_too_late(script: Script, flags: list[SetAttribute]) -> Iterator[Findin
         late = [flag for flag in set_in_turn if forward.number < flag.before <= backward.number]
         if late and len(late) == len(set_in_turn) and not all(flag.value.is_constant("True") for flag in late):
             yield Finding.of(
-                "It is set behind the forward pass whether to average: the turn after is meant, and ranks train different models",
+                "Whether to average is set behind the forward pass: too late for it, and each rank trains a model of its own",
                 at(forward.place, "the forward pass"),
                 at(late[0].place, "set too late"),
                 at(backward.place, "the backward pass"),

@@ -14,6 +14,7 @@ from ddpdoctor.checks.script.script_facts import (
     reached,
     require_distributed,
     set_argument,
+    takes_turns,
     ways_to,
 )
 from ddpdoctor.engine.registry import check, requires
@@ -97,7 +98,11 @@ def save_by_every_rank(script: Script) -> Iterator[Finding]:
     """
     require_distributed(script)
     requires(not script.does("save"), "a framework that the script uses writes its checkpoints")
-    unguarded = (save for save in ways_to(script, Role.SAVE) if not may_be_on_some_ranks(save) and _is_same_file(save))
+    unguarded = (
+        save
+        for save in ways_to(script, Role.SAVE)
+        if not may_be_on_some_ranks(save) and not takes_turns(save) and _is_same_file(save)
+    )
     for save in each_place_once(unguarded):
         yield _written_by_all(script, save)
 

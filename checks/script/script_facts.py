@@ -7,11 +7,14 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from ddpdoctor.base.findings import EditKind, Evidence, SourceEdit, SourcePlace
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.engine.registry import requires
 from ddpdoctor.facts.script import Condition, Iteration, LibraryCall, Loop, OriginKind, Ranks, Role, Script, Value
 
 FORMS_GROUP: Final = (Role.PROCESS_GROUP, Role.WRAP, Role.SHARD, Role.SAMPLER)
 """Calls by which a script shows that several ranks run it."""
+_TAKES_TURNS: Final = compile_lazily(r"first|lock|zero|main|master|sequential|barrier", re.IGNORECASE)
+"""Names of context managers that let one rank go before the others."""
 _RANKS: Final = (OriginKind.RANK, OriginKind.LOCAL_RANK, OriginKind.SPAWN_INDEX)
 
 
@@ -58,6 +61,11 @@ def lets_through(conditions: Iterable[Condition], *ranks: Ranks) -> bool:
 def may_be_on_some_ranks(call: LibraryCall) -> bool:
     """Whether something lets only some ranks come there, or may do so."""
     return any(condition.ranks not in (Ranks.ALL, Ranks.DISTRIBUTED) for condition in call.conditions)
+
+
+def takes_turns(call: LibraryCall) -> bool:
+    """Whether a context manager around it lets one rank go before the others, by its name."""
+    return any(_TAKES_TURNS.search(name) for name in call.within)
 
 
 def outer_loops(iteration: Iteration, made: LibraryCall) -> tuple[Loop, ...]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Final
 
 from ddpdoctor.base.findings import INFO, WARN, Finding, Fix, Owner, Severity
-from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.checks.script.script_facts import (
     at,
     knows_rank,
@@ -15,12 +13,11 @@ from ddpdoctor.checks.script.script_facts import (
     may_be_on_some_ranks,
     reached,
     require_distributed,
+    takes_turns,
 )
 from ddpdoctor.engine.registry import check
 from ddpdoctor.facts.script import LibraryCall, Ranks, Role, Script
 
-_TAKES_TURNS: Final = compile_lazily(r"first|lock|zero|main|master|sequential|barrier", re.IGNORECASE)
-"""Names of context managers that let one rank go before the others."""
 _WAITING: Final = (Ranks.NOT_ZERO, Ranks.NOT_LOCAL_ZERO)
 _FIRST: Final = (Ranks.ZERO, Ranks.LOCAL_ZERO)
 _WRITERS: Final = ("torch.utils.tensorboard.SummaryWriter", "tensorboardX.SummaryWriter")
@@ -62,7 +59,7 @@ def _share_a_host(script: Script) -> bool:
 
 def _is_in_turn(script: Script, call: LibraryCall) -> bool:
     """Whether one rank goes first: by a context manager, a barrier for the others before it, or a call of its own."""
-    if any(_TAKES_TURNS.search(name) for name in call.within):
+    if takes_turns(call):
         return True
     for earlier in script.calls[: call.number]:
         if Role.COLLECTIVE in earlier.roles and lets_through(earlier.conditions, *_WAITING):
