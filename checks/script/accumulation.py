@@ -28,7 +28,7 @@ def accumulation_without_no_sync(script: Script) -> Iterator[Finding]:
 
     ## Why
     DistributedDataParallel averages the gradients in each `backward()`, unless it is told that another one follows before the optimizer's
-    step. It asks for that in the forward pass, whose backward pass it is.
+    step. What it was told at the forward pass counts.
 
     ## Fix
     All micro-batches but the last within `model.no_sync()`, forward and backward both.

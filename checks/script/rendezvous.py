@@ -57,6 +57,8 @@ def _written(script: Script) -> Iterator[_Meeting]:
         for written in script.settings:
             if written.name != setting or written.is_default or setting in script.read_settings:
                 continue
+            if not written.is_reached:
+                continue
             if not lets_through(written.conditions, Ranks.NOT_DISTRIBUTED, Ranks.MAY_BE_SOME):
                 yield _Meeting(setting, written.value, written.place)
 

@@ -309,6 +309,8 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     conditions: tuple[Condition, ...] = ()
     is_default: bool = False
     """Only where it isn't set: setdefault, or under `not in os.environ`."""
+    is_reached: bool = True
+    """As that of a call."""
 
 
 class UseOfFramework(msgspec.Struct, frozen=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Final
 
 from ddpdoctor.facts.script import OriginKind, Ranks, Role
@@ -11,6 +12,7 @@ from ddpdoctor.scripts.abstract_value import UNKNOWN, AbstractValue
 from ddpdoctor.scripts.expressions import ExpressionFollower, dotted
 from ddpdoctor.scripts.project import Project
 from ddpdoctor.scripts.project_module import ProjectModule
+from ddpdoctor.scripts.rank_tests import RANK_KINDS
 from ddpdoctor.scripts.scopes import FollowedFunction
 from ddpdoctor.scripts.values import (
     NONE,
@@ -31,6 +33,7 @@ from ddpdoctor.scripts.values import (
     Quantity,
     RankTest,
     Spot,
+    WrittenSetting,
     alternatives,
     choice,
     results_in,
@@ -47,6 +50,8 @@ MAX_VISITS: Final = 4
 MAX_SILENT_VISITS: Final = 3
 """Times that one is followed in which nothing is recorded: it is a helper."""
 
+_NUMBERING: Final = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
+"""They hand the function the process's number, first of all."""
 ENDING: Final = frozenset({"sys.exit", "builtins.exit", "builtins.quit", "os._exit", "os.abort"})
 _SAME: Final = frozenset(
     {
@@ -310,7 +315,7 @@ class CallFollower(ExpressionFollower):
             if not {Role.PREPARE, Role.ENGINE}.isdisjoint(record.roles):
                 self._escape(name, arguments, node, frame)
             if Role.SPAWN in record.roles:
-                self._spawn(arguments, node, frame)
+                self._spawn(name, arguments, node, frame)
             return CallResult(record)
         if name in _SAME and len(arguments) == 1:
             if name == "builtins.iter":
@@ -338,16 +343,27 @@ class CallFollower(ExpressionFollower):
             self._escape(name, arguments, node, frame)
         return MadeOf(f"{name}()", tuple(value for _, value, _ in arguments))
 
-    def _spawn(self, arguments: GivenArguments, node: ast.Call, frame: FollowedFunction) -> None:
-        by_name = {name: value for name, value, _ in arguments}
-        function = by_name.get("0", by_name.get("fn", UNKNOWN))
-        passed = by_name.get("1", by_name.get("args", Items([])))
-        given: GivenArguments = [("0", Quantity(OriginKind.SPAWN_INDEX, "torch.multiprocessing.spawn"), node)]
+    def _spawn(self, name: str, arguments: GivenArguments, node: ast.Call, frame: FollowedFunction) -> None:
+        """Follow the function that started processes run."""
+        by_name = {given: value for given, value, _ in arguments}
+        is_process = name.endswith(".Process")
+        spellings = ("target",) if is_process else ("0", "fn", "function")
+        function = next((by_name[spelling] for spelling in spellings if spelling in by_name), UNKNOWN)
+        passed = by_name.get("args", by_name.get("1", Items([])))
+        index = Quantity(OriginKind.SPAWN_INDEX, name)
+        values: list[AbstractValue] = [index] if name in _NUMBERING else []
+        given: GivenArguments = []
         if isinstance(passed, Items):
-            given += [(str(place), value, node) for place, value in enumerate(passed.items, 1)]
+            values += _numbered(passed.items, index) if is_process else passed.items
         else:
             given.append(("*", passed, node))
+        given += [(str(place), value, node) for place, value in enumerate(values)]
+        if isinstance(more := by_name.get("kwargs"), Mapping):
+            given += [(key, value, node) for key, value in more.items.items()]
+        # The loop in which one process after the other is started is none of theirs.
+        loops, self.here.loops = self.here.loops, []
         self.apply(function, given, node, frame)
+        self.here.loops = loops
 
     def _write_settings(self, name: str, arguments: GivenArguments, node: ast.Call, frame: FollowedFunction) -> None:
         values = [value for _, value, _ in arguments]
@@ -373,8 +389,18 @@ class CallFollower(ExpressionFollower):
     ) -> None:
         """Note that a variable of the environment is written."""
         if isinstance(key, Constant):
-            entry = (str(key.value), value, node, self.spot(node, frame), tuple(self.here.guards), is_default)
-            self.written_settings.append(entry)
+            here = self.here
+            self.written_settings.append(
+                WrittenSetting(
+                    str(key.value),
+                    value,
+                    node,
+                    self.spot(node, frame),
+                    tuple(here.guards),
+                    is_default,
+                    here.is_reached,
+                )
+            )
 
     def _call_method(
         self, callee: MethodOf, arguments: GivenArguments, node: ast.Call, frame: FollowedFunction
@@ -400,6 +426,8 @@ class CallFollower(ExpressionFollower):
             record = self._record(*known, arguments, (receiver, at), node, frame)
             if Role.PREPARE in record.roles:
                 self._escape(full, arguments, node, frame)
+            if Role.SPAWN in record.roles:
+                self._spawn(full, arguments, node, frame)
             return receiver if is_same else CallResult(record)
         if is_same:
             return receiver
@@ -479,6 +507,14 @@ _MAIN_ONLY: Final = frozenset(
 
 def _holds_objects(value: AbstractValue) -> bool:
     return isinstance(value, Function | ProjectObject | ProjectClass) or bool(results_in(value))
+
+
+def _numbered(values: Sequence[AbstractValue], index: Quantity) -> list[AbstractValue]:
+    """What the function of a process is handed, of which the first that may be it is the process's number."""
+    for place, value in enumerate(values):
+        if value is UNKNOWN or (isinstance(value, Quantity) and value.kind in RANK_KINDS):
+            return [*values[:place], index, *values[place + 1 :]]
+    return list(values)
 
 
 def _is_static(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> bool:

@@ -45,6 +45,7 @@ from ddpdoctor.scripts.values import (
     Question,
     RankTest,
     Spot,
+    WrittenSetting,
     alternatives,
     choice,
     results_in,
@@ -89,7 +90,7 @@ class ExpressionFollower(ABC):
         self.here = Surroundings()
         self.frameworks: dict[tuple[str, int], tuple[str, Spot]] = {}
         self.read_settings: dict[str, None] = {}
-        self.written_settings: list[tuple[str, AbstractValue, ast.expr, Spot, tuple[Any, ...], bool]] = []
+        self.written_settings: list[WrittenSetting] = []
         self._expressions: dict[type[ast.AST], Callable[[Any, FollowedFunction], AbstractValue]] = {
             ast.Constant: self._constant,
             ast.Name: self._name,

@@ -14,7 +14,7 @@ from ddpdoctor.facts.snapshot import Snapshot
 
 PlacedFinding = tuple[Check, Severity, Finding]
 
-_OF_SEVERAL_RANKS = (Role.PROCESS_GROUP, Role.WRAP, Role.SHARD, Role.ENGINE, Role.SAMPLER, Role.SPAWN)
+_OF_SEVERAL_RANKS = (Role.PROCESS_GROUP, Role.WRAP, Role.SHARD, Role.ENGINE, Role.SAMPLER)
 
 
 class JudgedScript(msgspec.Struct, frozen=True):

@@ -142,13 +142,14 @@ class _Frozen:
             calls=tuple(map(self._call, follower.here.records)),
             settings=tuple(
                 Assignment(
-                    name=name,
-                    value=self._value(value, node, spot[0]),
-                    place=self._place(spot),
-                    conditions=self._conditions(guards),
-                    is_default=is_default,
+                    name=written.name,
+                    value=self._value(written.value, written.node, written.spot[0]),
+                    place=self._place(written.spot),
+                    conditions=self._conditions(written.guards),
+                    is_default=written.is_default,
+                    is_reached=written.is_reached,
                 )
-                for name, value, node, spot, guards, is_default in follower.written_settings
+                for written in follower.written_settings
             ),
             frameworks=tuple(
                 UseOfFramework(name, known[name].does, self._place(spot)) for name, spot in follower.frameworks.values()

@@ -260,6 +260,18 @@ LoopSpot = tuple[int, Spot]
 """A loop's number and place."""
 
 
+class WrittenSetting(NamedTuple):
+    """A variable of the environment that is written. is_default: only where it isn't set."""
+
+    name: str
+    value: AbstractValue
+    node: ast.expr
+    spot: Spot
+    guards: tuple[Guard, ...]
+    is_default: bool
+    is_reached: bool
+
+
 class CallRecord:
     """A call while the script is followed: what is found out about its result is added."""
 

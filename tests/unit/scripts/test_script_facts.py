@@ -1,0 +1,104 @@
+"""What is learnt of a script: conditions, processes, settings."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpdoctor.facts.script import Condition, OriginKind, Ranks, Role, Script
+from ddpdoctor.scripts.reading import read_text
+
+HEAD = "import os\nimport torch\nimport torch.distributed as dist\nimport torch.multiprocessing as mp\nimport multiprocessing\n"
+
+
+def facts(text: str) -> Script:
+    script = read_text((HEAD + text).encode(), "train.py")
+    assert not script.problem
+    return script
+
+
+def conditions(text: str) -> tuple[Condition, ...]:
+    """The conditions of the only collective."""
+    (call,) = facts(text).with_role(Role.COLLECTIVE)
+    return call.conditions
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("text", "test", "is_negated", "by_leaving"),
+    [
+        ("if step % 4 == 0:\n    dist.barrier()\n", "step % 4 == 0", False, False),
+        ("if step % 4:\n    pass\nelse:\n    dist.barrier()\n", "step % 4", True, False),
+        ("for step in range(9):\n    if step % 4:\n        continue\n    dist.barrier()\n", "step % 4", True, True),
+        ("while more():\n    dist.barrier()\n", "more()", False, False),
+        ("x = 1 if late else dist.barrier()\n", "late", True, False),
+    ],
+    ids=["if", "else", "continue", "while", "expression"],
+)
+def test_a_condition_that_is_no_question_of_the_rank(text: str, test: str, is_negated: bool, by_leaving: bool) -> None:
+    (condition,) = conditions(text)
+    assert condition.ranks is Ranks.ALL
+    assert (condition.test.text, condition.is_negated, condition.by_leaving) == (test, is_negated, by_leaving)
+
+
+def test_a_condition_on_the_rank_has_its_test_too() -> None:
+    (condition,) = conditions("if dist.get_rank() == 0 and verbose:\n    dist.barrier()\n")
+    assert condition.ranks is Ranks.ZERO
+    assert condition.test.text == "dist.get_rank() == 0 and verbose"
+
+
+@pytest.mark.parametrize(
+    "text", ["while True:\n    dist.barrier()\n", "if __name__ == '__main__':\n    dist.barrier()\n"]
+)
+def test_what_always_holds_is_no_condition(text: str) -> None:
+    assert conditions(text) == ()
+
+
+def test_what_a_test_is_made_of_is_known_through_calls() -> None:
+    script = facts(
+        "def step(last):\n    if last:\n        dist.barrier()\nfor i in range(9):\n    step((i + 1) % 4 == 0)\n"
+    )
+    (call,) = script.with_role(Role.COLLECTIVE)
+    assert [origin.text for origin in call.conditions[0].test.flattened()][:2] == ["compare", "%"]
+
+
+def test_many_conditions_within_each_other_cost_no_more() -> None:
+    script = facts("def work(x):\n" + "".join(f"    if x == f{number}():\n        return\n    dist.barrier()\n" for number in range(1000)) + "work(os.getpid())\n")  # fmt: skip
+    assert len(list(script.with_role(Role.COLLECTIVE))) == 1000
+    assert max(len(call.conditions) for call in script.calls) < 100
+
+
+@pytest.mark.parametrize("process", ["mp.Process", "multiprocessing.Process", "mp.get_context('spawn').Process"])
+def test_the_function_of_a_process_is_followed(process: str) -> None:
+    script = facts(
+        "def work(gpu, world, *, port):\n"
+        "    torch.cuda.set_device(gpu)\n"
+        "    dist.barrier(port)\n"
+        "for i in range(2):\n"
+        f"    {process}(target=work, args=(i, 2), kwargs={{'port': 5}}).start()\n"
+    )
+    (spawn,), (barrier,), (device,) = (
+        script.with_role(role) for role in (Role.SPAWN, Role.COLLECTIVE, Role.SET_DEVICE)
+    )
+    assert spawn.loops
+    assert not barrier.loops, "the loop over processes is none of theirs"
+    assert barrier.is_reached
+    assert barrier.arguments[0].value.is_constant("5")
+    assert [origin.kind for origin in device.arguments[0].value.origins] == [OriginKind.SPAWN_INDEX]
+
+
+def test_spawn_numbers_its_processes_and_notebook_launcher_does_not() -> None:
+    launcher = "from accelerate import notebook_launcher as start\n"
+    text = "def work(first):\n    dist.barrier(first)\nstart(work, args=(7,), nprocs=2)\n"
+    for source, kind in ((launcher, OriginKind.CONSTANT), ("start = mp.spawn\n", OriginKind.SPAWN_INDEX)):
+        (call,) = facts(source + text).with_role(Role.COLLECTIVE)
+        assert [origin.kind for origin in call.arguments[0].value.origins] == [kind]
+
+
+def test_a_setting_is_written_where_somebody_comes() -> None:
+    script = facts(
+        "def never():\n    os.environ['MASTER_ADDR'] = 'a'\ndef called():\n    os.environ['MASTER_PORT'] = '1'\ncalled()\n# torchrun\n"
+    )
+    assert {written.name: written.is_reached for written in script.settings} == {
+        "MASTER_ADDR": False,
+        "MASTER_PORT": True,
+    }
