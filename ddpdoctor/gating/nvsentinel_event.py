@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Mapping
@@ -14,6 +15,9 @@ from ddpdoctor.gating.outcome import GateOutcome
 SOCKET: Final = "PLATFORM_CONNECTOR_SOCKET"
 TOKEN_FILE: Final = "PLATFORM_CONNECTOR_TOKEN_PATH"
 METHOD: Final = "/datamodels.PlatformConnector/HealthEventOccurredV1"
+MOUNT: Final = (
+    "does the container mount the volume nvsentinel-socket at /var/run, as deploy/nvsentinel/values.yaml has it?"
+)
 SEND_SECONDS: Final = 10.0
 MAX_TOKEN_BYTES: Final = 64 * 1024
 AGENT: Final = "ddpdoctor"
@@ -101,4 +105,6 @@ def _send(socket: str, message: bytes, token_file: str, until: float) -> None:
         try:
             call(message, timeout=limit, metadata=metadata, wait_for_ready=True)
         except grpc.RpcError as error:
+            if not os.path.exists(unix_target(socket).removeprefix("unix:")):  # noqa: PTH110
+                raise OSError(f"{socket}: there is no such socket here; {MOUNT}") from error
             raise OSError(f"{socket}: {error.code().name}: {error.details()}") from error

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 from ddpdoctor.gating.nvrx_service import NvrxService
+from ddpdoctor.gating.nvsentinel_event import send_event
+from ddpdoctor.gating.outcome import GateOutcome
 from tests.support.command import ROOT, command, ddpdoctor, plain_environ
 from tests.support.optional_modules import imported
 
@@ -168,6 +170,12 @@ def test_what_cannot_be_sent_changes_no_verdict(tmp_path: Path) -> None:
         assert "no health event was sent to NVSentinel: " in ended.stderr
         assert words in ended.stderr
     refusing.stop()
+
+
+def test_a_socket_that_is_not_mounted_is_named(tmp_path: Path) -> None:
+    environ = {"PLATFORM_CONNECTOR_SOCKET": f"unix://{tmp_path}/none.sock", "NODE_NAME": "gpu-7"}
+    (said,) = send_event(GateOutcome(verdict="ok"), environ, time.monotonic() + 0.2)
+    assert "there is no such socket here; does the container mount the volume nvsentinel-socket" in said
 
 
 def test_a_pass_without_a_verdict_sends_nothing(tmp_path: Path) -> None:
