@@ -17,8 +17,11 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from ddpdoctor.checks.catalogue import all_checks
+from ddpdoctor.engine.examination import Verdict, examine
 from ddpdoctor.gating.dialects import DIALECTS
 from tests.support.deployed import DEPLOY, INSTALLED, broken_doctor, deployed, install, noting_doctor
+from tests.support.fixture_hosts import healthy_facts, lay_over, to_snapshot
 
 KUBERNETES = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 VERSIONS = ("1.30", "1.36")
@@ -93,6 +96,53 @@ def test_a_preflight_sees_the_gpus_and_the_shared_memory_of_the_training() -> No
             assert preflight["volumeMounts"] == training["volumeMounts"]
             checked += 1
     assert checked == 3
+
+
+OUR_CONTAINERS = [
+    pytest.param(container, id=f"{path.stem}-{container['name']}")
+    for path in KUBERNETES
+    for document in documents(path)
+    for spec in pods(document)
+    for container in (*spec.get("initContainers", ()), *spec["containers"])
+    if "/ddpdoctor:" in container.get("image", "")
+]
+
+
+@pytest.mark.parametrize("container", OUR_CONTAINERS)
+def test_a_healthy_node_passes_with_what_the_container_may_use(container: dict[str, Any]) -> None:
+    limits = container["resources"].get("limits", {})
+    facts = {
+        "container": {"runtime": "kubernetes"},
+        "cgroup": {"memory_limit": amount(limits.get("memory")), "cpu_limit": amount(limits.get("cpu"))},
+    }
+    snapshot = to_snapshot(lay_over(healthy_facts("h100x8-container"), facts))
+    assert examine(snapshot, None, all_checks()).verdict is Verdict.OK
+
+
+def amount(text: str | None) -> float | None:
+    """As a cgroup has it: "512Mi", "500m"."""
+    units = {"": 1, "m": 0.001, "Mi": 1 << 20, "Gi": 1 << 30}
+    found = re.fullmatch(r"(\d+)(\D*)", text) if text else None
+    return int(found[1]) * units[found[2]] if found else None
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_nvsentinels_preflight_reaches_the_socket(version: str) -> None:
+    """Its chart makes the images' names, and its webhook gives a pod the volume; the mount is the container's own."""
+    (values,) = documents(DEPLOY / "nvsentinel" / "values.yaml")
+    containers = values["preflight"]["initContainers"]
+    for container in containers:
+        container["image"] = "{repository}:{tag}".format(**container["image"])
+        container.pop("defaultEnabled", None)
+    spec = {
+        "initContainers": containers,
+        "containers": [{"name": "training", "image": "training"}],
+        "volumes": [{"name": "nvsentinel-socket", "hostPath": {"path": "/var/run/nvsentinel"}}],
+    }
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": spec}
+    kubernetes_validate.validate(pod, version, strict=True)
+    (sender,) = [container for container in containers if "nvsentinel" in container["command"]]
+    assert sender["volumeMounts"] == [{"name": "nvsentinel-socket", "mountPath": "/var/run"}]
 
 
 @pytest.mark.tool("shellcheck")
