@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from ddpdoctor.api.errors import WriteError
+from ddpdoctor.knowledge.hostlist import FAILING_NODES, PASSING_NODES
 
-PASSING: Final = "passing_nodes.txt"
-FAILING: Final = "failing_nodes.txt"
 READABLE: Final = 0o644
 """The users' jobs read them, and there is nothing in them but names of hosts."""
 
@@ -24,7 +23,7 @@ def write_node_lists(folder: str | os.PathLike[str], passing: Iterable[str], fai
     """
     from ddpdoctor.base.whole_files import write_whole
 
-    paths = (os.path.join(folder, PASSING), os.path.join(folder, FAILING))  # noqa: PTH118
+    paths = (os.path.join(folder, PASSING_NODES), os.path.join(folder, FAILING_NODES))  # noqa: PTH118
     for path, names in zip(paths, (passing, failing), strict=True):
         try:
             write_whole(path, "".join(f"{name}\n" for name in names).encode(), READABLE)

@@ -54,13 +54,18 @@ def _compact(raw: msgspec.Raw) -> str:
     return msgspec.json.encode(msgspec.json.decode(raw)).decode()
 
 
+def claims_to_be_profile(content: bytes) -> bool:
+    """Whether these bytes are meant as a profile, and as no snapshot."""
+    return b'"ddpdoctor_profile"' in content and b'"ddpdoctor_snapshot"' not in content
+
+
 def read_profile(content: bytes) -> Profile | None:
     """The profile in these bytes; None where they don't claim to be one.
 
     Raises:
         ProfileError: it is not whole, or of another version.
     """
-    if b'"ddpdoctor_profile"' not in content:
+    if not claims_to_be_profile(content):
         return None
     try:
         version = msgspec.json.decode(content, type=_Header).ddpdoctor_profile

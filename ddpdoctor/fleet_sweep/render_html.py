@@ -16,6 +16,7 @@ from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.fleet_sweep.outcome import FleetOutcome
 from ddpdoctor.fleet_sweep.render import fleet_document
 from ddpdoctor.fleet_sweep.sweep import STATES, FleetHost
+from ddpdoctor.knowledge.hostlist import FAILING_NODES, PASSING_NODES
 from ddpdoctor.report.document import Paragraph, Section, Table, plain
 
 _ESCAPES: Final = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
@@ -55,7 +56,7 @@ def _data(outcome: FleetOutcome, catalogue: Catalogue) -> dict[str, Any]:
         "verdict": outcome.verdict.value,
         "outcome": f"{outcome.verdict.value.upper()}  {document.outcome}. {document.counts}".strip(),
         "about": f"ddpdoctor fleet {__version__}, {plural(sweep.read, 'snapshot')}; "
-        f"{len(outcome.passing):,} in passing_nodes.txt, {len(outcome.exclusions):,} in failing_nodes.txt",
+        f"{len(outcome.passing):,} in {PASSING_NODES}, {len(outcome.exclusions):,} in {FAILING_NODES}",
         "columns": [sweep.checks[place] for place in columns],
         "sections": [section for section in map(_section, document.sections) if section["rows"]],
         "hosts": [_host(outcome, sweep.hosts[name], columns) for name in sorted(sweep.hosts)]

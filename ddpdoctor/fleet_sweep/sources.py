@@ -13,6 +13,8 @@ import msgspec
 from ddpdoctor.base.regular_files import open_regular
 from ddpdoctor.base.text import clip, one_line
 from ddpdoctor.engine.snapshot_lines import MARK, SnapshotLines
+from ddpdoctor.fleet_sweep.profiles import claims_to_be_profile
+from ddpdoctor.knowledge.hostlist import FAILING_NODES, PASSING_NODES
 
 MAX_SNAPSHOT_BYTES: Final = 8 * 1024 * 1024
 """A real snapshot has some tens of kilobytes; ten thousand are to be read in little memory."""
@@ -70,10 +72,13 @@ def _folder(name: str) -> Iterator[SnapshotSource]:
 def read_source(source: SnapshotSource) -> Iterator[SnapshotSource]:
     """The snapshots with their contents: a file may hold one, or be the saved output of a launcher, with one a line.
 
-    A problem stands in the place of what can't be read. The output of a large job has hundreds of megabytes: it is never held whole.
+    A problem stands in the place of what can't be read. What an earlier sweep has written beside the snapshots is passed over. The output
+    of a large job has hundreds of megabytes: it is never held whole.
     """
     if not source.path:
         yield source
+        return
+    if os.path.basename(source.path) in (PASSING_NODES, FAILING_NODES):  # noqa: PTH119
         return
     try:
         with os.fdopen(open_regular(source.path), "rb") as file:
@@ -81,6 +86,8 @@ def read_source(source: SnapshotSource) -> Iterator[SnapshotSource]:
             if not _is_one_document(content):
                 file.seek(0)
                 yield from _Lines(f"{source.name}, ", file=source.name).read(file)
+            elif claims_to_be_profile(content):
+                return
             elif len(content) <= MAX_SNAPSHOT_BYTES:
                 yield SnapshotSource(source.name, content=content)
             else:
@@ -142,7 +149,7 @@ class _Lines:
                 break
         for name, number, prefix, content in self._indented.cut():
             yield self._snapshot(name, number, prefix, content)
-        lacks = [f"{self._where}{lack}; was the command ended, or its output cut?" for lack in self._packed.lacking()]
+        lacks = [f"{self._where}{lack}" for lack in self._packed.lacking()]
         if self._file and not self._found_at and not lacks:
             begin = clip(one_line(first.decode(errors="replace")))
             yield SnapshotSource("", problem=f"{self._file}: there is no snapshot in it; it begins: {begin}")

@@ -1,10 +1,14 @@
-"""Slurm's lists of hosts: "node[01-03,07],gpu-a[1-2]b"."""
+"""Slurm's lists of hosts: "node[01-03,07],gpu-a[1-2]b"; and what the files with such lists are called that we write."""
 
 from __future__ import annotations
 
 import itertools
 import re
 from collections.abc import Iterable, Iterator
+from typing import Final
+
+PASSING_NODES: Final = "passing_nodes.txt"
+FAILING_NODES: Final = "failing_nodes.txt"
 
 MAX_HOSTS = 65_536
 """More than any cluster has; a range of a billion hosts is a slip or an attack, and isn't written out."""

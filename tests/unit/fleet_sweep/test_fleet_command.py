@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 import ddpdoctor
-from ddpdoctor.api.node_lists import FAILING, PASSING
 from ddpdoctor.engine.examination import Verdict
-from ddpdoctor.knowledge.hostlist import expand
+from ddpdoctor.knowledge.hostlist import FAILING_NODES, PASSING_NODES, expand
 from tests.support.fleet_of_fixtures import fleet_snapshots, host_name
 from tests.support.report_schema import check_against_schema
 
@@ -49,8 +48,8 @@ def test_who_passes_and_who_fails(fleet: str, tmp_path: Path) -> None:
     assert result.failing == (host_name(2), host_name(9), host_name(10))
     assert len(result.passing) == 7
     result.write_nodes(tmp_path)
-    assert (tmp_path / FAILING).read_text().split() == list(result.failing)
-    assert (tmp_path / PASSING).read_text().split() == list(result.passing)
+    assert (tmp_path / FAILING_NODES).read_text().split() == list(result.failing)
+    assert (tmp_path / PASSING_NODES).read_text().split() == list(result.passing)
     assert set(result.outcome.odd_hosts) == {host_name(2), host_name(3), host_name(4)}
     text = result.to_text(width=200)
     assert "2 more did not answer" in text
@@ -63,7 +62,7 @@ def test_the_lists_are_for_all_and_the_page_is_not(
     fleet: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, euid: int
 ) -> None:
     result = ddpdoctor.fleet([fleet])
-    (tmp_path / PASSING).touch(0o600)
+    (tmp_path / PASSING_NODES).touch(0o600)
     monkeypatch.setattr(os, "geteuid", lambda: euid)
     for path in result.write_nodes(tmp_path):
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o644  # noqa: PTH116
@@ -134,6 +133,22 @@ def test_a_saved_profile_must_hold(fleet: str, tmp_path: Path) -> None:
     }
     assert result.failing == (host_name(2), host_name(3))
     assert "other than the baseline: driver.kernel_version" in result.outcome.exclusions[host_name(3)]
+
+
+def test_what_a_sweep_writes_beside_the_snapshots_spoils_no_later_one(tmp_path: Path) -> None:
+    folder = written(tmp_path / "nodes", 3, change=lambda number, facts: None)
+    result = ddpdoctor.fleet([folder])
+    result.write_nodes(folder)
+    result.write_profile(tmp_path / "nodes" / "good.json")
+    again = ddpdoctor.fleet([folder], since=folder)
+    assert (again.verdict, len(again.passing)) == (Verdict.OK, 3)
+    assert again.outcome.problems == ()
+    # By a shell's pattern, the same.
+    assert ddpdoctor.fleet(sorted(map(str, (tmp_path / "nodes").iterdir()))).verdict is Verdict.OK
+    # A host doesn't hide behind it.
+    hidden = next(fleet_snapshots(1)) | {"host": "n9", "ddpdoctor_profile": 1}
+    (tmp_path / "nodes" / "n9.json").write_text(json.dumps(hidden))
+    assert "n9" in ddpdoctor.fleet([folder]).passing
 
 
 def test_a_profile_cut_down_by_hand_says_no_more_than_it_says(fleet: str, tmp_path: Path) -> None:
@@ -226,7 +241,7 @@ def test_what_changed_since_the_last_sweep(fleet: str, tmp_path: Path) -> None:
     assert ddpdoctor.fleet([fleet], since=fleet).outcome.changes == ()
 
 
-@pytest.mark.parametrize("count", [10, 300])
+@pytest.mark.parametrize("count", [10, 300, pytest.param(10_000, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_the_report_fits_the_terminal(tmp_path: Path, count: int, width: int) -> None:
     def change(number: int, facts: dict[str, Any]) -> None:
