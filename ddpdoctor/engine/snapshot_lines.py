@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from ddpdoctor.base.text import plural
 from ddpdoctor.facts.snapshot import Snapshot
 
 MARK: Final = b"ddpdoctor-snapshot"
@@ -23,7 +24,11 @@ MAX_LINES: Final = 9999
 MAX_CONTENT_BYTES: Final = 64 * 1024 * 1024
 """A few lines may be packed so that they fill any memory."""
 MAX_PENDING_CHARACTERS: Final = 128 * 1024 * 1024
-"""Of snapshots that haven't arrived whole."""
+"""Of snapshots that haven't arrived whole; 10,000 hosts with eight GPUs each, of all of which the last line is missing, have 120 million."""
+PENDING_OVERHEAD: Final = 512
+"""What such a snapshot takes beside its characters."""
+MAX_LABEL_CHARACTERS: Final = 80
+LABELS_SHOWN: Final = 3
 
 _LINE: Final = re.compile(rb"(.*?)" + MARK + rb" ([0-9a-f]{16}) ([0-9]{1,4})/([0-9]{1,4}) ([A-Za-z0-9+/=]{1,1000})\s*")
 
@@ -54,6 +59,8 @@ class SnapshotLines:
     def __init__(self) -> None:
         self._pending: dict[bytes, _Pending] = {}
         self._characters = 0
+        self._given_up: list[str] = []
+        self._given_up_count = 0
 
     def add(self, line: bytes) -> bytes | None:
         """Take a line. It gives back the snapshot's JSON if that is whole now, b"" where more is to come, and None if it is no such line."""
@@ -63,28 +70,44 @@ class SnapshotLines:
         label, digest, number, count, data = matched.groups()
         if not 1 <= int(number) <= int(count):
             return None
-        pending = self._pending.setdefault(digest, _Pending(label.decode(errors="replace").strip(" :"), int(count)))
+        if (pending := self._pending.get(digest)) is None:
+            words = label.decode(errors="replace").strip(" :")[:MAX_LABEL_CHARACTERS]
+            pending = self._pending[digest] = _Pending(words, int(count))
+            self._characters += PENDING_OVERHEAD
         if int(number) not in pending.parts:
             pending.parts[int(number)] = data
             self._characters += len(data)
         if len(pending.parts) < pending.count:
-            self._forget_oldest()
+            while self._characters > MAX_PENDING_CHARACTERS:
+                self._give_up_oldest()
             return b""
-        del self._pending[digest]
-        self._characters -= sum(map(len, pending.parts.values()))
+        self._take_out(digest)
         return _unpacked(pending, digest.decode())
 
-    def _forget_oldest(self) -> None:
-        """Drop what was begun first, where more was begun than memory should hold."""
-        while self._characters > MAX_PENDING_CHARACTERS:
-            oldest = self._pending.pop(next(iter(self._pending)))
-            self._characters -= sum(map(len, oldest.parts.values()))
+    def _take_out(self, digest: bytes) -> _Pending:
+        pending = self._pending.pop(digest)
+        self._characters -= PENDING_OVERHEAD + sum(map(len, pending.parts.values()))
+        return pending
+
+    def _give_up_oldest(self) -> None:
+        """Drop what was begun first: more was begun than memory should hold."""
+        label = self._take_out(next(iter(self._pending))).label
+        self._given_up_count += 1
+        if len(self._given_up) < LABELS_SHOWN and label and label not in self._given_up:
+            self._given_up.append(label)
 
     def lacking(self) -> Iterator[str]:
         """Say of each snapshot that hasn't arrived whole what it lacks."""
+        if self._given_up_count:
+            others = " and others" if self._given_up_count > len(self._given_up) else ""
+            whose = f" ({', '.join(self._given_up)}{others})" if self._given_up else ""
+            yield (
+                f"{plural(self._given_up_count, 'snapshot')}{whose} had not arrived whole when {MAX_PENDING_CHARACTERS >> 20} MiB of such "
+                "lay here; nothing of them was used: sweep over fewer hosts at once, or over a folder"
+            )
         for pending in self._pending.values():
             missing = pending.count - len(pending.parts)
-            yield f"{pending.label or 'a snapshot'}: {missing} of its {pending.count} lines didn't arrive"
+            yield f"{pending.label or 'a snapshot'}: {missing} of its {pending.count} lines didn't arrive; was the command ended, or its output cut?"
 
 
 def _unpacked(pending: _Pending, digest: str) -> bytes:

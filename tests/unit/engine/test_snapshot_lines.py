@@ -15,6 +15,7 @@ from ddpdoctor.engine.snapshots import decode_snapshot
 from ddpdoctor.facts.snapshot import Snapshot
 from tests.support.fixture_hosts import healthy_facts, healthy_names, to_snapshot
 
+WHY = "was the command ended, or its output cut?"
 HOSTS = [to_snapshot(healthy_facts(name)) for name in healthy_names()]
 
 
@@ -45,7 +46,7 @@ def test_a_lost_line_is_told_with_its_label() -> None:
     lines = to_lines(HOSTS[0]).splitlines()
     for line in lines[:-1]:
         assert collected.add(f"node07: {line}".encode()) == b""
-    assert list(collected.lacking()) == [f"node07: 1 of its {len(lines)} lines didn't arrive"]
+    assert list(collected.lacking()) == [f"node07: 1 of its {len(lines)} lines didn't arrive; {WHY}"]
 
 
 @pytest.mark.parametrize(
@@ -81,9 +82,14 @@ def test_a_few_lines_fill_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ends[-1] == MARK
 
 
-def test_what_never_arrives_whole_is_forgotten_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddpdoctor.engine.snapshot_lines.MAX_PENDING_CHARACTERS", 5000)
+@pytest.mark.parametrize(("characters", "kept"), [(900, 7), (4, 19)])
+def test_what_never_arrives_whole_fills_no_memory_and_is_told(
+    monkeypatch: pytest.MonkeyPatch, characters: int, kept: int
+) -> None:
+    monkeypatch.setattr("ddpdoctor.engine.snapshot_lines.MAX_PENDING_CHARACTERS", 10_000)
     collected = SnapshotLines()
     for number in range(100):
-        collected.add(b"%s %016x 1/2 %s" % (MARK, number, b"A" * 900))
-    assert len(list(collected.lacking())) == 5
+        collected.add(b"n%d: %s %016x 1/2 %s" % (number, MARK, number, b"A" * characters))
+    given_up, *rest = collected.lacking()
+    assert given_up.startswith(f"{100 - kept} snapshots (n0, n1, n2 and others) had not arrived whole")
+    assert rest == [f"n{number}: 1 of its 2 lines didn't arrive; {WHY}" for number in range(100 - kept, 100)]
