@@ -83,4 +83,5 @@ def is_mixed_with_others(output: int, environ: Mapping[str, str] = os.environ) -
         mode = os.fstat(output).st_mode
     except OSError:
         return False
-    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+    # mpirun makes a terminal for each task's output; nobody types there, as people do in a shell under `srun --pty`.
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or (os.isatty(output) and not os.isatty(0))

@@ -141,7 +141,7 @@ class _Lines:
     def read(self, stream: IO[bytes]) -> Iterator[SnapshotSource]:
         """Read to the end, and then say of whatever else there was that it is no snapshot."""
         read, first = 0, b""
-        for number, line in enumerate(_bounded(stream), 1):
+        for number, line in enumerate(_untangled(_bounded(stream)), 1):
             read += len(line)
             first = first or line.strip()
             yield from self._snapshots(f"{self._where}line {number}", number, line)
@@ -259,6 +259,33 @@ def _bounded(stream: IO[bytes]) -> Iterator[bytes]:
         yield line
         while len(line) > MAX_SNAPSHOT_BYTES and not line.endswith(b"\n"):
             line = stream.readline(MAX_SNAPSHOT_BYTES + 1)
+
+
+_TAG: Final = re.compile(rb"\[[^][\s]{1,80}\]<std(?:out|err)>:")
+
+
+def _untangled(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """The lines as they were written. `mpirun --tag-output` reads 4 kB of a task at a time, however its lines end: it puts the tag
+    within a line, too, and between its parts what others have written."""
+    begun: dict[bytes, bytearray] = {}
+    held = 0
+    for line in lines:
+        tags = list(_TAG.finditer(line)) if line.startswith(b"[") else []
+        if not tags or tags[0].start():
+            yield line
+            continue
+        for tag, end in zip(tags, [*(tag.start() for tag in tags[1:]), len(line)], strict=True):
+            if tag[0] not in begun:
+                begun[tag[0]] = bytearray(tag[0])
+                held += len(tag[0]) + PENDING_OVERHEAD
+            begun[tag[0]] += line[tag.end() : end]
+            held += end - tag.end()
+            whole = [tag[0]] if line.endswith(b"\n", 0, end) or len(begun[tag[0]]) > MAX_SNAPSHOT_BYTES else []
+            while whole or held > MAX_PENDING_BYTES:
+                text = bytes(begun.pop(whole.pop() if whole else next(iter(begun))))
+                held -= len(text) + PENDING_OVERHEAD
+                yield text
+    yield from map(bytes, begun.values())
 
 
 class _ForeignLines:

@@ -24,12 +24,14 @@ COMMANDS = {
     "python -c 'import typer, rich'": [PYTHON, "-c", "import typer, rich"],
     "ddpdoctor check": [*command("check"), "--python", PYTHON],
     "ddpdoctor check --quick": [*command("check", "--quick"), "--python", PYTHON],
+    "ddpdoctor gate --for npd --quick": command("gate", "--for", "npd", "--quick"),
 }
 
 RATIOS = [
     ("ddpdoctor check", "python -c 'import torch'", "1.15 or less"),
     ("ddpdoctor check", "python -m torch.utils.collect_env", "below 1.0"),
     ("ddpdoctor check --quick", "python -c 'import typer, rich'", "at most 4"),
+    ("ddpdoctor gate --for npd --quick", "ddpdoctor check --quick", "at most 2"),
 ]
 
 

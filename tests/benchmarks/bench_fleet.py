@@ -4,22 +4,27 @@
 
 The fleets are made of a healthy host of the fixtures: each has its own name, addresses, serials and figures, three in a thousand are odd.
 Seconds are those of the clock and of the processors; memory is that of all processes together, shared pages counted once. A sweep goes over
-a folder, and once more over a pipe.
+a folder; over a pipe with a snapshot a line; and over one with the short lines of launchers, of all hosts mixed, so that none is whole before
+the last lines come.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
 
+from ddpdoctor.engine.snapshot_lines import to_lines
+from ddpdoctor.engine.snapshots import decode_snapshot
 from tests.benchmarks.measuring import print_table
 from tests.support.command import command, plain_environ
 from tests.support.fleet_of_fixtures import fleet_snapshots
@@ -54,20 +59,27 @@ def _odd(number: int, facts: dict[str, Any]) -> None:
         facts["driver"]["kernel_version"] = "570.124.06"
 
 
-def sweep(folder: Path, *, piped: bool) -> Swept:
-    """Run the command once."""
-    files = sorted(folder.iterdir())
+def mixed_lines(folder: Path) -> Iterator[str]:
+    """What srun hands on where all hosts are equally fast: the first line of each, the second of each, and so on."""
+    hosts = [
+        [f"{task}: {line}\n" for line in to_lines(decode_snapshot(file.read_bytes(), file.name)).splitlines()]
+        for task, file in enumerate(sorted(folder.iterdir()))
+    ]
+    for lines in itertools.zip_longest(*hosts, fillvalue=""):
+        yield from lines
+
+
+def sweep(hosts: int, source: Path) -> Swept:
+    """Run the command once over a folder, or over the pipe that hands on a file."""
     started = time.perf_counter()
-    if piped:
-        source = subprocess.Popen(
-            ["sh", "-c", 'for file in "$1"/*; do cat "$file"; echo; done', "sh", folder], stdout=subprocess.PIPE
-        )
-        stdin = source.stdout
-    else:
-        source, stdin = None, None
+    feeder = None if source.is_dir() else subprocess.Popen(["cat", source], stdout=subprocess.PIPE)
     with tempfile.TemporaryFile("w+") as output:
         swept = subprocess.Popen(
-            command("fleet", "-" if piped else folder), stdin=stdin, stdout=output, stderr=output, env=plain_environ()
+            command("fleet", "-" if feeder else source),
+            stdin=feeder.stdout if feeder else None,
+            stdout=output,
+            stderr=output,
+            env=plain_environ(),
         )
         peak = processor = 0.0
         while swept.poll() is None:
@@ -77,9 +89,9 @@ def sweep(folder: Path, *, piped: bool) -> Swept:
         seconds = time.perf_counter() - started
         output.seek(0)
         words = output.read()
-    if source:
-        source.wait()
-    if swept.returncode not in (0, 1) or f" {len(files)} hosts " not in " ".join(words.split()):
+    if feeder:
+        feeder.wait()
+    if swept.returncode not in (0, 1) or f" {hosts} hosts " not in " ".join(words.split()):
         raise SystemExit(f"the sweep failed: {words[-3000:]}")
     return Swept(seconds, processor, peak, " ".join(words[words.rindex("Of ") :].split()).partition(".")[0])
 
@@ -108,13 +120,23 @@ def main() -> None:
     ]
     for count in options.hosts:
         with tempfile.TemporaryDirectory() as name:
-            write_fleet(Path(name), count)
-            for piped in (False, True):
-                swept = sweep(Path(name), piped=piped)
+            folder = Path(name) / "nodes"
+            folder.mkdir()
+            write_fleet(folder, count)
+            sources = {
+                "files": folder,
+                "a pipe": Path(name) / "lines",
+                "a pipe of mixed short lines": Path(name) / "mixed",
+            }
+            sources["a pipe"].write_text("".join(f"{file.read_text()}\n" for file in sorted(folder.iterdir())))
+            with sources["a pipe of mixed short lines"].open("w") as file:
+                file.writelines(mixed_lines(folder))
+            for what, source in sources.items():
+                swept = sweep(count, source)
                 rows.append(
                     (
                         f"{count:,}",
-                        "a pipe" if piped else "files",
+                        what,
                         f"{swept.seconds:.1f}",
                         f"{swept.processor:.1f}",
                         f"{swept.processor / count * 1000:.1f}",

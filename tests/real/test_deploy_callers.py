@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 import yaml
 
+from ddpdoctor.gating.dialects import DIALECTS
 from tests.support.deployed import DEPLOY, broken_doctor, deployed, install, noting_doctor, this_doctor
 from tests.support.namespaces import network
 from tests.support.running_jobs import wait_until
 from tests.support.slurm import slurm
+from tests.support.waiting import slowdown
 
 SYSTEM = {"PATH": "/usr/bin:/bin"}
 
@@ -36,9 +38,10 @@ def run(*line: str | Path, seconds: float = 60, **more: Any) -> subprocess.Compl
 def test_node_problem_detector(doctor: Path) -> None:
     plugin = json.loads(deployed("node-problem-detector/ddpdoctor-monitor.json", doctor))
     (rule,) = plugin["rules"]
-    ended = run(rule["path"], *rule["args"])
+    # It has 4 s on a core of its own.
+    ended = run(rule["path"], *rule["args"], "--timeout", f"{DIALECTS['npd'].seconds * slowdown():.1f}")
     # 0: the condition doesn't hold, 1: it does, all else: unknown; the message is cut by bytes.
-    assert ended.returncode in (0, 1, 2), ended.stderr
+    assert ended.returncode in (0, 1), ended.stdout + ended.stderr
     message = ended.stdout.rstrip("\n")
     assert message
     assert "\n" not in message
@@ -58,6 +61,7 @@ def test_nhc(doctor: Path) -> None:
     # NHC takes the node offline unless the code is 0, and no line fits what -m denies.
     assert str(ended.returncode) in ("0", "1"), ended.stderr
     (said,) = ended.stdout.splitlines()
+    assert "undecided" not in said
     assert options["-m"].startswith("!/")
     assert bool(re.search(options["-m"].strip("!/"), said)) is (ended.returncode != 0)
 
@@ -71,6 +75,7 @@ def test_gpud(doctor: Path) -> None:
     assert ended.returncode in (0, 1), ended.stdout
     assert ended.stdout.startswith("{")
     told, _ = json.JSONDecoder().raw_decode(ended.stdout)
+    assert told["result"] != "unknown"
     for path in plugin["health_state_plugin"]["parser"]["json_paths"]:
         value = told[path["query"].removeprefix("$.")]
         assert isinstance(value, str)
@@ -88,7 +93,8 @@ def test_soperator(name: str, doctor: Path) -> None:
     os.close(writing)
     with os.fdopen(reading) as pipe:
         details = pipe.read()
-    assert ended.returncode in ((0, 1) if name == "drain" else (0, 1, 2)), ended.stderr
+    assert ended.returncode in (0, 1), ended.stderr
+    assert "no verdict" not in ended.stderr
     assert details or name == "undrain" or ended.returncode == 0
 
 

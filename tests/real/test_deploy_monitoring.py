@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.command import ROOT, ddpdoctor
 from tests.support.dashboard import filled_in, shown_panels, variables
-from tests.support.monitoring import Prometheus, dcgm_text, monitored
+from tests.support.monitoring import JOB, Prometheus, dcgm_text, monitored
 
 DEPLOY = ROOT / "deploy"
 HOST = "127.0.0.1"
@@ -86,8 +86,25 @@ def test_each_panel_shows_something(title: str, prometheus: Prometheus) -> None:
         found = prometheus.query(filled_in(target["expr"]))
         assert found
         for name in re.findall(r"{{(\w+)}}", target["legendFormat"]):
-            # Without a mapping of jobs, no series has a label for them.
-            assert name == "hpc_job" or all(name in series["metric"] for series in found)
+            # A GPU without a job has no label for it, and is shown all the same.
+            assert all(name in series["metric"] for series in found) is (name != "hpc_job")
+
+
+@pytest.mark.parametrize(
+    ("title", "values"),
+    [
+        ("Use of the job's GPUs", ["40", "97"]),
+        ("Busiest less idlest GPU", ["57"]),
+        ("Findings on the job's hosts", None),
+    ],
+)
+def test_a_chosen_job_shows_its_own_gpus(title: str, values: list[str] | None, prometheus: Prometheus) -> None:
+    (panel,) = [panel for panel in shown_panels() if panel["title"] == title]
+    (target,) = panel["targets"]
+    found = prometheus.query(filled_in(target["expr"], hpc_job=JOB))
+    assert found
+    assert values is None or sorted(series["value"][1] for series in found) == values
+    assert prometheus.query(filled_in(target["expr"], hpc_job="9")) == []
 
 
 @pytest.mark.parametrize("name", ["job", "instance", "hpc_job"])
@@ -96,4 +113,4 @@ def test_variables_offer_what_there_is(name: str, prometheus: Prometheus) -> Non
     found = re.fullmatch(r"label_values\((.*), \w+\)", filled_in(known["query"]["query"]))
     assert found
     values = {labels[name] for labels in prometheus.ask("series", **{"match[]": found[1]}) if name in labels}
-    assert values == {"job": {"node", "dcgm"}, "instance": {HOST}, "hpc_job": set()}[name]
+    assert values == {"job": {"node", "dcgm"}, "instance": {HOST}, "hpc_job": {JOB}}[name]

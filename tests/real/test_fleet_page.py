@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
@@ -87,6 +88,51 @@ def test_hosts_findings_and_odd_ones_are_shown(page: Path) -> None:
 )
 def test_the_filter_leaves_those_that_fit(page: Path, words: str, hosts: list[int]) -> None:
     assert shown_hosts(browse(page, "--dump-dom", words=words)) == [host_name(number) for number in hosts]
+
+
+def told_by(page: Path, script: str) -> Any:
+    """What a script's list `told` holds, which runs in a copy of the page, after its own."""
+    copied = page.with_name("copied.html")
+    text = re.sub(r"<meta http-equiv=[^>]*>", "", page.read_text())
+    copied.write_text(
+        f"{text}<pre id=told></pre><script>const told = []; {script}; byId('told').textContent = JSON.stringify(told)</script>"
+    )
+    found = re.search(r'<pre id="told">(.*?)</pre>', browse(copied, "--dump-dom"))
+    assert found
+    return json.loads(html.unescape(found[1]))
+
+
+def test_rows_of_the_heat_map_get_lower_the_more_hosts_there_are(page: Path) -> None:
+    script = """
+        const few = data.hosts, cells = byId("cells");
+        for (const count of [200, 300, 2500, 9000, 20000]) {
+            data.hosts = Array.from({length: count}, (_, number) => few[number % few.length]);
+            show();
+            const box = cells.getBoundingClientRect(), third = 2 * height + Math.floor(height / 2);
+            cells.dispatchEvent(new MouseEvent("mousemove", {clientX: box.left + 1, clientY: box.top + third}));
+            told.push([count, cells.height, byId("pointed").textContent.split(":")[0], byId("shown").textContent, byId("hosts").rows.length]);
+        }"""
+    assert told_by(page, script) == [
+        [200, 200 * 12, host_name(3), "(200 of 200)", 200],
+        [300, 300 * 4, host_name(3), "(300 of 300)", 300],
+        [2500, 2500 * 2, host_name(3), "(2500 of 2500, the first 500 shown)", 500],
+        [9000, 9000, host_name(3), "(9000 of 9000, the first 500 shown)", 500],
+        [20000, 16000, host_name(3), "(20000 of 20000, the first 500 shown)", 500],
+    ]
+
+
+def test_the_list_of_verdicts_leaves_those_that_fit(page: Path) -> None:
+    script = """
+        for (const verdict of byId("verdict").options) {
+            byId("verdict").value = verdict.value;
+            byId("verdict").dispatchEvent(new Event("input"));
+            told.push([verdict.value, [...document.querySelectorAll("td.hosts")].map((cell) => Number(cell.textContent.slice(-5)))]);
+        }"""
+    everybody = list(range(1, COUNT + 2))
+    assert dict(told_by(page, script)) == {
+        "": everybody, "failing": [3, 13], "fail": [3, 13], "warn": [5], "unknown": [],
+        "ok": [number for number in everybody if number not in (3, 5, 13)], "odd": [3, 4, 5],
+    }  # fmt: skip
 
 
 def test_a_filter_that_is_no_escape_leaves_the_page_whole(page: Path) -> None:

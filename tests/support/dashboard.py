@@ -26,8 +26,8 @@ def variables(kind: str) -> list[dict[str, Any]]:
     return [known for known in read_dashboard()["templating"]["list"] if known["type"] == kind]
 
 
-def filled_in(expr: str) -> str:
-    """An expression with all hosts and jobs chosen, as Grafana sends it."""
+def filled_in(expr: str, **chosen: str) -> str:
+    """An expression as Grafana sends it, with all hosts and jobs where a variable isn't chosen."""
     for known in variables("query"):
-        expr = expr.replace(f"${known['name']}", known["allValue"])
+        expr = expr.replace(f"${known['name']}", chosen.get(known["name"], known["allValue"]))
     return expr.replace(RANGE, "1m")

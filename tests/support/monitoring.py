@@ -32,16 +32,24 @@ DCGM = {
 """Kind, help and a value of what dcgm-exporter offers by default, as releases of 2025 write it."""
 
 
-def dcgm_text(host: str, gpus: int = 2) -> str:
-    """The exporter's answer on such a host, made by hand."""
+BUSY = {0: 97, 1: 97, 2: 40}
+"""How busy each GPU is, in per cent."""
+JOB = "4711"
+"""Of all GPUs but the first, which has none."""
+
+
+def dcgm_text(host: str) -> str:
+    """The exporter's answer on such a host, with a mapping of jobs; made by hand."""
     lines = []
     for name, (kind, words, value) in DCGM.items():
         lines += [f"# HELP {name} {words}", f"# TYPE {name} {kind}"]
-        lines += [
-            f'{name}{{gpu="{gpu}",UUID="GPU-5b4e07f6-3a86-4340-039d-25f2a83cdc4{gpu}",pci_bus_id="00000000:{gpu + 7:02}:00.0",'
-            f'device="nvidia{gpu}",modelName="NVIDIA H100 80GB HBM3",Hostname="{host}",DCGM_FI_DRIVER_VERSION="580.95.05"}} {value}'
-            for gpu in range(gpus)
-        ]
+        for gpu, busy in BUSY.items():
+            job = f',hpc_job="{JOB}"' if gpu else ""
+            lines.append(
+                f'{name}{{gpu="{gpu}",UUID="GPU-5b4e07f6-3a86-4340-039d-25f2a83cdc4{gpu}",pci_bus_id="00000000:{gpu + 7:02}:00.0",'
+                f'device="nvidia{gpu}",modelName="NVIDIA H100 80GB HBM3",Hostname="{host}",DCGM_FI_DRIVER_VERSION="580.95.05"{job}}} '
+                f"{busy if name == 'DCGM_FI_DEV_GPU_UTIL' else value}"
+            )
     return "\n".join(lines) + "\n"
 
 

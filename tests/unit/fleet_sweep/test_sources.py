@@ -99,6 +99,28 @@ def test_a_host_that_prints_something_else_alone_is_a_problem() -> None:
     assert sweep.problems == ["standard input, node02: no snapshot, but: Loading cuda/12.4"]
 
 
+def read_in_chunks(tasks: list[str], size: int) -> str:
+    """What `mpirun --tag-output` makes of what its tasks write: so many bytes of one, then of the next, a tag before each and each line in it."""
+    chunks = [[text[start : start + size] for start in range(0, len(text), size)] for text in tasks]
+    handed_on = ""
+    for turn in itertools.zip_longest(*chunks, fillvalue=""):
+        for rank, chunk in enumerate(turn):
+            handed_on += "".join(f"[1,{rank}]<stdout>:{line}" for line in chunk.splitlines(keepends=True))
+    return handed_on
+
+
+@pytest.mark.parametrize("size", [97, 1000, 4095])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_launcher_that_cuts_within_lines(form: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = read_in_chunks([FORMS[form](host(name)) for name in ("node01", "node02", "node03")], size)
+    sweep = swept("-", stdin=text.encode())
+    assert (sorted(sweep.hosts), sweep.problems) == (["node01", "node02", "node03"], [])
+    # With too many lines begun, those that were first are cut, and the others named as well.
+    monkeypatch.setattr(sources, "MAX_PENDING_BYTES", 2 * size)
+    cut = swept("-", stdin=text.encode())
+    assert len(cut.hosts) + len(cut.problems) >= 3
+
+
 BANNERS = {
     "module": "Loading cuda/12.4\n  Loading requirement: gcc/12\n",
     "MPI": "[n1:00123] WARNING: There was an error initializing an OpenFabrics device.\n\n  Local host: n1\n",
