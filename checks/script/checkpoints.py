@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from typing import Final
 
 from ddpdoctor.base.findings import INFO, WARN, Finding, Fix, Owner
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.checks.script.script_facts import (
     at,
     each_place_once,
@@ -18,7 +21,7 @@ from ddpdoctor.checks.script.script_facts import (
     ways_to,
 )
 from ddpdoctor.engine.registry import check, requires
-from ddpdoctor.facts.script import LibraryCall, OriginKind, Ranks, Role, Script
+from ddpdoctor.facts.script import ITEM, LibraryCall, Origin, OriginKind, Ranks, Role, Script
 
 _LOAD = "torch.load"
 
@@ -50,6 +53,8 @@ def load_without_map_location(script: Script) -> Iterator[Finding]:
 def _restored_from(script: Script, load: LibraryCall) -> LibraryCall | None:
     """The call that takes a state out of what was loaded."""
     for restoring in script.with_role(Role.LOAD_STATE):
+        if restoring.receiver and _NO_TENSORS.search(restoring.receiver.text):
+            continue
         loaded = script.made_by(restoring.argument("state_dict", 0), Role.LOAD)
         if any(other.place == load.place for other in loaded):
             return restoring
@@ -117,6 +122,12 @@ _PATHS = {
 """Where the path stands among the arguments; of a save that isn't here somewhere else."""
 _OTHERWISE = ("save_directory", 0)
 _NOT_ON_DISK = ("BytesIO", "tempfile", "getpid", "uuid")
+_SHARE: Final = compile_lazily(r"rank|shard|worker|proc(?!ess(?:ed|or))|host|node_|_node|device|gpu", re.IGNORECASE)
+"""Words of options and names that may tell one process from another."""
+_NO_TENSORS: Final = compile_lazily(r"sched|sampler|loader|scaler|timer|meter|tracker", re.IGNORECASE)
+"""Names of what has a state without tensors on a GPU."""
+_RESUMED_FROM: Final = compile_lazily(r"model|net|state|c(?:hec)?kpt|checkpoint|optim|weights|snapshot", re.IGNORECASE)
+"""Names of what a training is resumed from."""
 
 
 def _is_same_file(save: LibraryCall) -> bool:
@@ -124,9 +135,25 @@ def _is_same_file(save: LibraryCall) -> bool:
     path = save.argument(*_PATHS.get(save.name, _OTHERWISE))
     if path is None or save.unpacks or knows_rank(path) or save.argument("is_main_process"):
         return False
-    if path.may_be(OriginKind.UNKNOWN) or not path.origins:
+    if path.may_be(OriginKind.UNKNOWN) or not path.origins or _SHARE.search(path.text):
         return False
-    return not any(word in origin.text for origin in path.flattened() for word in _NOT_ON_DISK)
+    return not any(map(_may_be_own, path.flattened()))
+
+
+def _may_be_own(origin: Origin) -> bool:
+    """Whether a part of a path may tell one process from another."""
+    if origin.text == ITEM or any(word in origin.text for word in _NOT_ON_DISK):
+        return True
+    return origin.kind in (OriginKind.OPTION, OriginKind.SETTING) and _SHARE.search(origin.text) is not None
+
+
+def _is_resumed_from(script: Script, save: LibraryCall) -> bool:
+    """Whether it is the state of a training that is saved, and not something else, which at worst is made again."""
+    saved = save.argument("obj", 0)
+    if saved is None or save.name not in _PATHS:
+        return True
+    states = {state.number for state in script.with_role(Role.STATE)}
+    return any(origin.call in states for origin in saved.flattened()) or _RESUMED_FROM.search(saved.text) is not None
 
 
 def _written_by_all(script: Script, save: LibraryCall) -> Finding:
@@ -137,5 +164,6 @@ def _written_by_all(script: Script, save: LibraryCall) -> Finding:
         (at(caller, "called from") for caller in save.callers[-2:]),
         at(guarded.place, "another save of the script is for rank 0 alone") if guarded else None,
         Fix("Write on rank 0 alone", ("if torch.distributed.get_rank() == 0:", f"    {save.place.text}")),
+        severity=WARN if _is_resumed_from(script, save) else INFO,
         place=save.place,
     )

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from ddpdoctor.base.findings import FAIL, WARN, EditKind, Finding, Fix, Owner, SourceEdit, SourcePlace
 from ddpdoctor.checks.script.script_facts import (
     at,
+    deepspeed_engines,
     knows_rank,
     may_be_on_some_ranks,
     outer_loops,
     reached,
     require_distributed,
+    require_several_processes,
     set_argument,
     trains_in,
 )
@@ -108,9 +110,13 @@ def loader_without_sampler(script: Script) -> Iterator[Finding]:
     `sampler = DistributedSampler(dataset)`, `DataLoader(dataset, sampler=sampler)` without shuffle, and
     `sampler.set_epoch(epoch)` in the loop over epochs.
     """
-    require_distributed(script)
-    requires(next(script.with_role(Role.WRAP), None), "no model is wrapped by DistributedDataParallel")
+    require_several_processes(script)
+    engines = list(deepspeed_engines(script))
+    wraps = [*reached(script, Role.WRAP), *engines]
+    requires(wraps, "no model is wrapped by DistributedDataParallel")
     requires(not script.does("sampler"), "a framework that the script uses shares the data out")
+    if any(engine.unpacks or engine.argument("training_data", 4) for engine in engines):
+        return
     if any(knows_rank(argument.value) for seed in script.with_role(Role.SEED) for argument in seed.arguments):
         return
     for loader in reached(script, Role.LOADER):
@@ -120,7 +126,7 @@ def loader_without_sampler(script: Script) -> Iterator[Finding]:
                 "Each rank trains on all of the data: the loader has no DistributedSampler",
                 at(loader.place, "the loader"),
                 at(iteration.place, "trained on it"),
-                (at(wrap.place, "the model") for wrap in list(reached(script, Role.WRAP))[:1]),
+                at(wraps[0].place, "the model"),
                 Fix(
                     "Give each rank its share, and tell the sampler the epoch in the loop over epochs",
                     (
@@ -175,7 +181,7 @@ def _epochs_without_order(script: Script, loader: LibraryCall, sampler: LibraryC
     shuffle = sampler.argument("shuffle", 3)
     if sampler.unpacks or (shuffle is not None and not shuffle.is_constant("True")):
         return None
-    if loader.escapes or sampler.escapes or _is_told(script, loader, sampler):
+    if script.is_cut_short or loader.escapes or sampler.escapes or _is_told(script, loader, sampler):
         return None
     for iteration in loader.iterations:
         if iteration.is_reached and outer_loops(iteration, loader) and trains_in(script, iteration):

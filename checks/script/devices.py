@@ -37,23 +37,34 @@ def rank_as_device(script: Script) -> Iterator[Finding]:
     `local_rank = int(os.environ["LOCAL_RANK"])`, which every launcher of torch sets.
     """
     require_distributed(script)
-    for call in reached(script, *_CHOOSES):
-        if any(_is_global_rank(argument.value) for argument in call.arguments):
-            yield Finding.of(
-                "The global rank chooses the GPU: right on one node, and no such GPU on the second",
-                at(call.place, "the device"),
-                Fix("Use the rank within the node", ('local_rank = int(os.environ["LOCAL_RANK"])',)),
-                place=call.place,
-            )
+    requires(
+        not next(script.with_role(Role.SPAWN), None), "the script starts its processes itself, and may know of one node"
+    )
+    choosing = [
+        call
+        for role in (*_CHOOSES, Role.WRAP)
+        for call in reached(script, role)
+        if any(_is_global_rank(argument.value) for argument in call.arguments)
+    ]
+    if choosing:
+        first, *more = choosing
+        yield Finding.of(
+            "The global rank chooses the GPU: right on one node, and no such GPU on the second",
+            at(first.place, "the device"),
+            (at(call.place, "so it does here") for call in more[:2]),
+            Fix("Use the rank within the node", ('local_rank = int(os.environ["LOCAL_RANK"])',)),
+            place=first.place,
+        )
 
 
 def _is_global_rank(value: Value) -> bool:
-    """Whether it is the global rank for sure, or a text with it: not only something that is called so."""
-    return bool(value.origins) and all(_is_rank(origin) for origin in value.origins)
+    """Whether it is the global rank in a distributed run, or a text or list with it: not only something that is called so."""
+    origins = [origin for origin in value.origins if origin.kind is not OriginKind.CONSTANT]
+    return bool(origins) and all(_is_rank(origin) for origin in origins)
 
 
 def _is_rank(origin: Origin) -> bool:
-    if origin.kind is OriginKind.MADE_OF and origin.text == "f":
+    if origin.kind is OriginKind.MADE_OF and (origin.text == "f" or (origin.text == "[]" and len(origin.parts) == 1)):
         return any(_is_global_rank(part) for part in origin.parts)
     return origin.kind is OriginKind.RANK and bool(origin.text)
 

@@ -14,6 +14,8 @@ from ddpdoctor.facts.script import OriginKind, Ranks, Role, Script, Value
 _SETTINGS: Final = ("MASTER_PORT", "MASTER_ADDR")
 _OF_LAUNCHER: Final = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"})
 """A script that reads one of them is started by a launcher, which says where the ranks meet."""
+_OTHER_LAUNCHERS: Final = ("SLURM_", "OMPI_", "PMI_", "MPI_", "PMIX_")
+"""Those that say which rank a process is, and leave it to the script where the ranks meet."""
 _LITERAL_URL: Final = compile_lazily(r"'tcp://[\w.-]+:\d+'")
 
 
@@ -42,14 +44,23 @@ def rendezvous_overwritten(script: Script) -> Iterator[Finding]:
     launcher has set.
     """
     require_distributed(script)
-    requires(
-        not next(script.with_role(Role.SPAWN), None),
-        "the script starts its processes itself, and so has to say where they meet",
-    )
+    requires(not _launches_itself(script), "the script starts its processes itself, and so has to say where they meet")
     for meeting in (*_written(script), *_urls(script)):
         if _is_literal(meeting.value):
             yield _hidden(script, meeting)
             return
+
+
+def _launches_itself(script: Script) -> bool:
+    """Whether no launcher tells the ranks where they meet: the script starts them, tells them who they are, or finds the first host."""
+    written = {setting.name for setting in script.settings}
+    addresses = [setting.value for setting in script.settings if setting.name == "MASTER_ADDR"]
+    return (
+        next(script.with_role(Role.SPAWN), None) is not None
+        or not _OF_LAUNCHER.isdisjoint(written)
+        or any(name.startswith(_OTHER_LAUNCHERS) for name in script.read_settings)
+        or not all(map(_is_literal, addresses))
+    )
 
 
 def _written(script: Script) -> Iterator[_Meeting]:

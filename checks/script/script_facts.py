@@ -15,6 +15,7 @@ FORMS_GROUP: Final = (Role.PROCESS_GROUP, Role.WRAP, Role.SHARD, Role.SAMPLER)
 """Calls by which a script shows that several ranks run it."""
 _TAKES_TURNS: Final = compile_lazily(r"first|lock|zero|main|master|sequential|barrier", re.IGNORECASE)
 """Names of context managers that let one rank go before the others."""
+_DEEPSPEED: Final = "deepspeed.initialize"
 _RANKS: Final = (OriginKind.RANK, OriginKind.LOCAL_RANK, OriginKind.SPAWN_INDEX)
 
 
@@ -30,6 +31,23 @@ def require_distributed(script: Script, *more: Role) -> None:
     """
     requires(script.path, "no training script was named")
     requires(next(script.with_role(*FORMS_GROUP, *more), None), "nothing in the script is distributed")
+
+
+def require_several_processes(script: Script) -> None:
+    """End the check as not applicable where nothing says that several ranks run the script, DeepSpeed's launcher among others.
+
+    Args:
+        script: that is judged.
+
+    Raises:
+        NotApplicable: there is no script, or a single process runs it.
+    """
+    require_distributed(script, *(role for engine in deepspeed_engines(script) for role in engine.roles))
+
+
+def deepspeed_engines(script: Script) -> Iterator[LibraryCall]:
+    """Yield the engines of DeepSpeed that the script makes."""
+    return (call for call in script.with_role(Role.ENGINE) if call.name == _DEEPSPEED)
 
 
 def reached(script: Script, *roles: Role) -> Iterator[LibraryCall]:

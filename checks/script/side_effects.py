@@ -8,11 +8,13 @@ from typing import Final
 from ddpdoctor.base.findings import INFO, WARN, Finding, Fix, Owner, Severity
 from ddpdoctor.checks.script.script_facts import (
     at,
+    deepspeed_engines,
     knows_rank,
     lets_through,
     may_be_on_some_ranks,
     reached,
     require_distributed,
+    require_several_processes,
     takes_turns,
 )
 from ddpdoctor.engine.registry import check
@@ -40,7 +42,7 @@ def download_by_every_rank(script: Script) -> Iterator[Finding]:
     ## Fix
     The first rank of each host goes ahead, the others wait for it and find the files.
     """
-    require_distributed(script)
+    require_several_processes(script)
     for call in reached(script, Role.DOWNLOAD, Role.DATA_SET):
         if _downloads(call) and not may_be_on_some_ranks(call) and not _is_in_turn(script, call):
             yield _fetched_at_once(call, WARN if Role.DATA_SET in call.roles and _share_a_host(script) else INFO)
@@ -54,7 +56,9 @@ def _downloads(call: LibraryCall) -> bool:
 
 def _share_a_host(script: Script) -> bool:
     """Whether it is certain that several ranks run on one host."""
-    return "LOCAL_RANK" in script.read_settings or any(script.with_role(Role.SPAWN, Role.SET_DEVICE))
+    if "LOCAL_RANK" in script.read_settings or any(script.with_role(Role.SPAWN, Role.SET_DEVICE)):
+        return True
+    return any(wrap.argument("device_ids", 1) for wrap in script.with_role(Role.WRAP)) or any(deepspeed_engines(script))
 
 
 def _is_in_turn(script: Script, call: LibraryCall) -> bool:

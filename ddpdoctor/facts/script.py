@@ -16,6 +16,8 @@ from ddpdoctor.base.findings import SourcePlace
 from ddpdoctor.base.unknown import Facts, Source
 
 SOURCE = "the script's source, read without running it"
+ITEM = "[*]"
+"""The text of an origin that is one item, turn by turn, of something that isn't the same for all ranks for sure."""
 
 
 class Ranks(str, Enum):

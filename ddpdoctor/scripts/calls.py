@@ -414,7 +414,7 @@ class CallFollower(ExpressionFollower):
             return NONE
         full = (
             f"{receiver.record.name}().{name}"
-            if isinstance(receiver, CallResult) and not receiver.part
+            if isinstance(receiver, CallResult) and receiver.part in ("", _FIRST)
             else f"?.{name}"
         )
         if name == "get" and isinstance(receiver, CallResult) and arguments and isinstance(arguments[0][1], Constant):
@@ -500,6 +500,8 @@ class CallFollower(ExpressionFollower):
                     self.run_function(single, [("*", UNKNOWN, node)], self.spot(node, frame))
 
 
+_FIRST: Final = "[0]"
+"""What several results begin with is the one that has the methods: `engine, *_ = deepspeed.initialize()`."""
 _MAIN_ONLY: Final = frozenset(
     {"on_main_process", "on_local_main_process", "rank_zero_only", "master_only", "main_process_only"}
 )

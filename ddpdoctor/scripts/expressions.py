@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from ddpdoctor.facts.script import OriginKind, Role
+from ddpdoctor.facts.script import ITEM, OriginKind, Role
 from ddpdoctor.scripts.abstract_value import UNKNOWN, AbstractValue
 from ddpdoctor.scripts.project import Project
 from ddpdoctor.scripts.project_module import ProjectModule
@@ -22,6 +22,7 @@ from ddpdoctor.scripts.rank_tests import (
     compared,
     negated,
     quantity_in,
+    splits,
     truth_of,
 )
 from ddpdoctor.scripts.scopes import FollowedFunction, Surroundings
@@ -50,7 +51,13 @@ from ddpdoctor.scripts.values import (
     choice,
     results_in,
 )
-from ddpdoctor.scripts.vocabulary import frameworks_imported, hints_at_ranks, library_calls, meaning_of
+from ddpdoctor.scripts.vocabulary import (
+    frameworks_imported,
+    hints_at_ranks,
+    library_calls,
+    may_hold_rank_test,
+    meaning_of,
+)
 
 _OPERATORS: Final = {ast.Mod: "%", ast.FloorDiv: "//", ast.Div: "/", ast.Mult: "*", ast.Add: "+", ast.Sub: "-"}
 _ENVIRON: Final = "os.environ"
@@ -74,6 +81,12 @@ def asks_for_rank(node: ast.expr) -> bool:
         return False
     meaning = meaning_of(dotted(node.left).replace("()", "").rpartition(".")[2])
     return isinstance(meaning, Quantity) and meaning.kind in RANK_KINDS
+
+
+def asks_for_first_rank(node: ast.expr) -> bool:
+    """Whether something that is called the first rank is asked for."""
+    meaning = meaning_of(dotted(node).replace("()", "").rpartition(".")[2])
+    return isinstance(meaning, RankTest) and splits(meaning.holds)
 
 
 class ExpressionFollower(ABC):
@@ -175,6 +188,9 @@ class ExpressionFollower(ABC):
         if isinstance(value, Constant) and asks_for_rank(node):
             # Whoever gives a function the rank as a number is alone: `main(rank=0)` where there is one GPU.
             return ONE_PROCESS
+        if isinstance(value, Constant) and asks_for_first_rank(node):
+            # The default, or what stands there before the rank is known.
+            return NOT_FOLLOWED
         test = truth_of(value)
         if test is NO_RANK_TEST and not isinstance(value, Constant | Items | Mapping | ProjectObject):
             text = dotted(node.left if isinstance(node, ast.Compare) else node)
@@ -183,9 +199,10 @@ class ExpressionFollower(ABC):
             if isinstance(meaning, RankTest) and not isinstance(node, ast.Compare):
                 return meaning
             if isinstance(node, ast.Compare):
-                return NOT_FOLLOWED if isinstance(meaning, Quantity) or hints_at_ranks(last) else test
+                is_rank = isinstance(meaning, Quantity) and meaning.kind in RANK_KINDS
+                return NOT_FOLLOWED if is_rank or hints_at_ranks(last) else test
             if any(single is UNKNOWN or isinstance(single, MethodOf) for single in alternatives(value)):
-                return NOT_FOLLOWED if hints_at_ranks(last) else test
+                return NOT_FOLLOWED if may_hold_rank_test(last) else test
         return test
 
     # --- names --------------------------------------------------------------------------------------------------------------
@@ -574,7 +591,17 @@ class ExpressionFollower(ABC):
 
     def item_of(self, iterated: AbstractValue) -> AbstractValue:
         """What one item of something iterated may be worth."""
-        return choice(iterated.items) if isinstance(iterated, Items) and iterated.items else UNKNOWN
+        if isinstance(iterated, Items):
+            return choice(iterated.items) if iterated.items else UNKNOWN
+        if isinstance(iterated, MadeOf):
+            name = iterated.how.rpartition(".")[2]
+            if name == "enumerate()":
+                return Items([_TURN, self.item_of(iterated.parts[0])])
+            if name in ("range()", "count()"):
+                return MadeOf("range", iterated.parts)
+            if name in ("tqdm()", "trange()") and iterated.parts:
+                return MadeOf("range", iterated.parts) if name == "trange()" else self.item_of(iterated.parts[0])
+        return MadeOf(ITEM, ())
 
     def iterate(self, iterated: AbstractValue, spot: Spot) -> None:
         """Note a loop over loaders."""
@@ -596,6 +623,8 @@ class NamespacePackage(AbstractValue):
 
 
 _BUILTINS: Final = frozenset(dir(builtins))
+_TURN: Final = MadeOf("range", ())
+"""The number of a loop's turn."""
 _LOCAL_RANK_OPTIONS: Final = ("--local_rank", "--local-rank")
 
 

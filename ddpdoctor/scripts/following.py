@@ -10,6 +10,7 @@ import ast
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from ddpdoctor.facts.script import ITEM
 from ddpdoctor.scripts.abstract_value import UNKNOWN, AbstractValue
 from ddpdoctor.scripts.calls import ENDING, CallFollower
 from ddpdoctor.scripts.expressions import asks_for_rank, dotted
@@ -213,6 +214,8 @@ class ScriptFollower(CallFollower):
                 parts.append(single.items[place])
             elif isinstance(single, CallResult):
                 parts.append(CallResult(single.record, f"{single.part}[{place}]"))
+            elif isinstance(single, MadeOf) and single.how == ITEM:
+                parts.append(single)
             else:
                 parts.append(UNKNOWN)
         return choice(parts)

@@ -59,12 +59,13 @@ def _one_of(passed: list[Passed]) -> Passed:
     different = set(of_distributed)
     if len(different) == 1:
         return of_distributed[0]
-    if all(Ranks.MAY_BE_SOME not in single and not _splits(single) for single in different):
+    if all(Ranks.MAY_BE_SOME not in single and not splits(single) for single in different):
         return ()
     return (Ranks.MAY_BE_SOME,)
 
 
-def _splits(passed: Passed) -> bool:
+def splits(passed: Passed) -> bool:
+    """Whether some ranks are let through, and others not."""
     return any(ranks not in (Ranks.ALL, Ranks.DISTRIBUTED, Ranks.NOT_DISTRIBUTED) for ranks in passed)
 
 

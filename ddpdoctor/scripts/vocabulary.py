@@ -116,7 +116,7 @@ _MEANINGS: Final[tuple[tuple[re.Pattern[str], AbstractValue], ...]] = (
     ),
     (
         compile_lazily(
-            r"(?:is_?)?(?:use_?|in_?)?(?:distributed|ddp|torch_?ddp)(?:_?(?:run|mode|training|enabled|initialized|available|process))?"
+            r"(?:is_?)?(?:use_?|in_?|multiprocessing_?)?(?:distributed|ddp|torch_?ddp)(?:_?(?:run|mode|training|enabled|initialized|available|process))?"
             r"|is_?dist(?:_\w+)?|dist_?(?:enabled|initialized|mode)|multi_?(?:gpu|process)s?|is_parallel|use_dist"
         ),
         DISTRIBUTED_TEST,
@@ -144,7 +144,20 @@ _HINTS: Final = compile_lazily(
 )
 
 
+_COUNTS: Final = compile_lazily(
+    r"(?:n|num|number)_?(?:of_?)?\w*|\w*(?:nodes|gpus|devices|workers|procs|processes|ranks|hosts|world_?size)(?:_per_\w+)?", re.I
+)
+"""How many there are: the same for all ranks."""
+_OUTPUT: Final = compile_lazily(r"save|saving|log|writ|print|verbose|dump|report|output", re.I)
+
+
 @cache
 def hints_at_ranks(text: str) -> bool:
-    """Whether a condition of which nothing else is known may be one on the rank, by its words."""
-    return _HINTS.search(text) is not None
+    """Whether what is compared in a condition of which nothing else is known may be a rank, by its words."""
+    return _HINTS.search(text) is not None and _COUNTS.fullmatch(text) is None
+
+
+@cache
+def may_hold_rank_test(text: str) -> bool:
+    """Whether a flag of which nothing else is known may hold what was asked of the rank, by its words: rank 0 alone saves and prints."""
+    return hints_at_ranks(text) or _OUTPUT.search(text) is not None
