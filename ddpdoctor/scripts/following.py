@@ -10,7 +10,7 @@ import ast
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from ddpdoctor.facts.script import ITEM
+from ddpdoctor.facts.script import ITEM, Ranks, Role
 from ddpdoctor.scripts.abstract_value import UNKNOWN, AbstractValue
 from ddpdoctor.scripts.calls import ENDING, CallFollower
 from ddpdoctor.scripts.expressions import asks_for_rank, dotted
@@ -269,11 +269,12 @@ class ScriptFollower(CallFollower):
         known = _known_truth(question, frame)
         if known is not None:
             return self._run(node.body if known else node.orelse, frame)
-        before = dict(frame.names)
+        before, start = dict(frame.names), len(self.here.records)
         left_body = self._branch(node.body, question.guards(holds=True), frame)
-        after_body = dict(frame.names)
+        after_body, middle = dict(frame.names), len(self.here.records)
         _replace(frame.names, before)
         left_else = self._branch(node.orelse, question.guards(holds=False), frame)
+        self._mark_alone(start, middle, question)
         if left_body and left_else:
             return True
         if left_else:
@@ -283,6 +284,19 @@ class ScriptFollower(CallFollower):
         if left_body or left_else:
             self.here.enter(question.guards(holds=not left_body, by_leaving=True))
         return False
+
+    def _mark_alone(self, start: int, middle: int, question: Question) -> None:
+        """Of two branches of which one starts the ranks, the other is for a process alone."""
+        branches = self.here.records[start:middle], self.here.records[middle:]
+        starts = [
+            any(Role.SPAWN in record.roles for record in branch)
+            and any(Role.PROCESS_GROUP in record.roles for record in branch)
+            for branch in branches
+        ]
+        if starts[0] is not starts[1]:
+            guard = Guard(Ranks.NOT_DISTRIBUTED, question.module, question.node, question.value, is_negated=starts[0])
+            for record in branches[starts[0]]:
+                record.guards = (guard, *record.guards)
 
     def _branch(self, statements: list[ast.stmt], passed: Sequence[Guard], frame: FollowedFunction) -> bool:
         guards = self.here.guards

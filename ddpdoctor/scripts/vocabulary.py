@@ -145,7 +145,8 @@ _HINTS: Final = compile_lazily(
 
 
 _COUNTS: Final = compile_lazily(
-    r"(?:n|num|number)_?(?:of_?)?\w*|\w*(?:nodes|gpus|devices|workers|procs|processes|ranks|hosts|world_?size)(?:_per_\w+)?", re.I
+    r"(?:n|num|number)_?(?:of_?)?\w*|\w*(?:nodes|gpus|devices|workers|procs|processes|ranks|hosts|world_?size)(?:_per_\w+)?",
+    re.I,
 )
 """How many there are: the same for all ranks."""
 _OUTPUT: Final = compile_lazily(r"save|saving|log|writ|print|verbose|dump|report|output", re.I)
