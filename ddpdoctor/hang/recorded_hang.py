@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -40,12 +40,32 @@ def record_of(hang: Hang) -> RecordedHang | None:
 
 
 def _combine(mismatches: Sequence[RecordedHang]) -> RecordedHang | None:
-    """Take the first mismatch of those with a majority, if there are any, with the ranks that differ from one in other groups."""
+    """Take the first mismatch of those with a majority, if there are any, with the ranks that differ from one in other groups; without a
+    majority, with those groups of its purpose in which the same was called instead of the same."""
     first = min(mismatches, key=lambda record: (not record.others, record.number), default=None)
-    if first is None or not first.others:
+    if first is None:
+        return None
+    if first.others:
+        odd = {rank for record in mismatches if record.others for rank in record.ranks}
+        return msgspec.structs.replace(first, ranks=tuple(sorted(odd)))
+    alike = [record for record in mismatches if _what_differs(record) == _what_differs(first)]
+    if len(alike) == 1:
         return first
-    odd = {rank for record in mismatches if record.others for rank in record.ranks}
-    return msgspec.structs.replace(first, ranks=tuple(sorted(odd)))
+    by_word = [(word, tuple(sorted(_callers(word, alike)))) for word, _ in first.calls]
+    ranks = tuple(sorted({rank for record in alike for rank in record.ranks}))
+    return msgspec.structs.replace(first, group=_purpose(first), ranks=ranks, calls=tuple(by_word))
+
+
+def _what_differs(record: RecordedHang) -> tuple[str, int, frozenset[str]]:
+    return _purpose(record), record.number, frozenset(word for word, _ in record.calls)
+
+
+def _purpose(record: RecordedHang) -> str:
+    return record.group.partition(":")[2] or record.group
+
+
+def _callers(called: str, records: Iterable[RecordedHang]) -> Iterator[int]:
+    return (rank for record in records for word, ranks in record.calls if word == called for rank in ranks)
 
 
 def _by_other_ways(record: RecordedHang, hang: Hang) -> RecordedHang | None:

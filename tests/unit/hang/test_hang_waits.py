@@ -367,6 +367,22 @@ def test_groups_of_the_same_purpose_tell_which_of_two_is_wrong() -> None:
     assert (alone.ranks, alone.others) == ((0, 1), ())
 
 
+def test_groups_of_one_purpose_that_differ_alike_without_a_majority_are_told_together() -> None:
+    """Two of a tensor group took another branch, each in an expert group of its own with one that didn't."""
+    called = {0: "broadcast", 1: "broadcast", 2: "all_to_all", 3: "all_to_all"}
+    found = record_of(
+        Hang(
+            recorded=tuple(
+                dump(rank, group(f"{rank % 2}:EXPERT", (rank % 2, rank % 2 + 2), waits(8, f"nccl:{name}")))
+                for rank, name in called.items()
+            )
+        )
+    )
+    assert found
+    assert (found.group, found.ranks, found.others) == ("EXPERT", (0, 1, 2, 3), ())
+    assert found.calls == (("broadcast", (0, 1)), ("all_to_all", (2, 3)))
+
+
 def test_two_ranks_in_a_circle_are_told_as_that_and_none_is_blamed() -> None:
     both = (
         dump(0, group("1:a", (0, 1), waits(3)), group("2:b", (0, 1), call(7), first=1)),
