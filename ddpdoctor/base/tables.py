@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+import threading
+from typing import Final, TypeVar
 
 import msgspec
 
 T = TypeVar("T")
+
+_ONE_AT_A_TIME: Final = threading.Lock()
+"""msgspec 0.22 lets other threads use what it knows of a class while it still gathers that: the process dies by SIGSEGV where two of them
+decode a class for the first time at once, as probes do."""
 
 
 def read_table(module: str, file: str, content: type[T]) -> T:
@@ -24,4 +29,6 @@ def read_table(module: str, file: str, content: type[T]) -> T:
     # Here and not above: it brings importlib.util along, and a fix of a checkpoint may need no table.
     from pkgutil import get_data
 
-    return msgspec.json.decode(get_data(module, file) or b"", type=content)
+    written = get_data(module, file) or b""
+    with _ONE_AT_A_TIME:
+        return msgspec.json.decode(written, type=content)
