@@ -8,8 +8,13 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
+
+from ddpdoctor.api.check_selection import selected_checks
 from ddpdoctor.api.errors import UsageError, refuse_empty
 from ddpdoctor.api.results import CommandResult
+from ddpdoctor.api.script_linting import LintResult, lint
 
 if TYPE_CHECKING:
     from ddpdoctor.base.time_limit import TimeLimit
@@ -17,7 +22,9 @@ if TYPE_CHECKING:
     from ddpdoctor.engine.registry import Check
     from ddpdoctor.facts.snapshot import Snapshot
     from ddpdoctor.probes.context import Context
+    from ddpdoctor.report.contract import Report
     from ddpdoctor.report.document import Document
+    from ddpdoctor.report.reported_scripts import ReportedScript
 
 
 class CheckResult(CommandResult):
@@ -25,10 +32,11 @@ class CheckResult(CommandResult):
 
     Args:
         examinations: one of each host.
-        problems: why a snapshot was not judged.
+        problems: why a snapshot, or a script, was not judged.
         checks: by which they were judged.
         python: the target Python of this host; "" for snapshots.
         seconds: from the call to the verdict.
+        scripts: what was read of training scripts, if any were named.
     """
 
     command = "check"
@@ -40,12 +48,14 @@ class CheckResult(CommandResult):
         checks: tuple[Check, ...],
         python: str,
         seconds: float,
+        scripts: tuple[ReportedScript, ...] | UnsetType = UNSET,
     ) -> None:
         self._examinations = tuple(examinations)
         self._problems = tuple(problems)
         self.checks = checks
         self.python = python
-        self._seconds = seconds
+        self.seconds = seconds
+        self._scripts = scripts
         self._ended = time.time()
 
     @property
@@ -61,6 +71,9 @@ class CheckResult(CommandResult):
         from ddpdoctor.engine.examination import conclusion, unless_unjudged
 
         return unless_unjudged(conclusion(self._examinations), self._problems)
+
+    def report(self, *, with_facts: bool = False) -> Report:
+        return replace(super().report(with_facts=with_facts), scripts=self._scripts)
 
     def exit_code(self, *, strict: bool = False) -> int:
         from ddpdoctor.engine.examination import conclusion
@@ -83,7 +96,7 @@ class CheckResult(CommandResult):
             raise UsageError("--prometheus writes the metrics of this host; --snapshot judges a file instead")
         from ddpdoctor.report.metrics import metrics_text
 
-        return metrics_text(self._examinations[0], self.verdict, self._ended, self._seconds)
+        return metrics_text(self._examinations[0], self.verdict, self._ended, self.seconds)
 
 
 def check(
@@ -93,6 +106,7 @@ def check(
     ignore: Sequence[str] = (),
     snapshots: Sequence[str] = (),
     checkpoints: Sequence[str] = (),
+    scripts: Sequence[str] = (),
     nproc: int | None = None,
     quick: bool = False,
 ) -> CheckResult:
@@ -104,6 +118,7 @@ def check(
         ignore: not these checks or families.
         snapshots: judge these saved files, and not this host.
         checkpoints: files or folders to look into, too. They are read as data and never run.
+        scripts: training scripts, notebooks or folders of them to read, too, as `lint` does. They are never run.
         nproc: ranks planned on this host; None: as many as there are GPUs.
         quick: don't import torch.
 
@@ -114,15 +129,40 @@ def check(
         raise UsageError("--python and --quick look at this host; --snapshot judges a file instead")
     if snapshots and checkpoints:
         raise UsageError("--checkpoint looks at a file of this host; --snapshot judges another file instead")
-    refuse_empty(python=python, checkpoint=checkpoints)
+    if snapshots and scripts:
+        raise UsageError("--script reads a file of this host; --snapshot judges another file instead")
+    refuse_empty(python=python, checkpoint=checkpoints, script=scripts)
     if snapshots:
         return _check_snapshots(snapshots, selected_checks(select, ignore), nproc)
     from ddpdoctor.base.time_limit import TimeLimit
 
+    read = lint(scripts, select=select, ignore=ignore) if scripts else None
     with TimeLimit("choosing the Python to look at") as limit:
-        return check_host(
+        result = check_host(
             python, select=select, ignore=ignore, checkpoints=checkpoints, nproc=nproc, quick=quick, limit=limit
         )
+    return _with_scripts(result, read) if read else result
+
+
+def _with_scripts(host: CheckResult, scripts: LintResult) -> CheckResult:
+    """The result on this host with what scripts came to in place of checks that had none to look at."""
+    from ddpdoctor.engine.redaction import redact_facts
+    from ddpdoctor.scripts.judging import merge_results
+
+    judged = {
+        result.check.slug: replace(result, findings=redact_facts(result.findings))
+        for result in merge_results(scripts.judged, host.checks)
+    }
+    (examination,) = host.examinations
+    results = tuple(judged.get(result.check.slug, result) for result in examination.results)
+    return CheckResult(
+        [replace(examination, results=results)],
+        scripts.problems,
+        host.checks,
+        host.python,
+        host.seconds,
+        scripts.report().scripts,
+    )
 
 
 def check_host(
@@ -190,31 +230,6 @@ def _load_checks() -> None:
     load_needed(all_checks(), Snapshot())
     import ddpdoctor.report.examined_hosts  # noqa: F401
     import ddpdoctor.report.terminal  # noqa: F401
-
-
-def selected_checks(chosen: Sequence[str], ignored: Sequence[str]) -> tuple[Check, ...]:
-    """The checks that `--select` and `--ignore` leave.
-
-    Raises:
-        UsageError: a name is no check's and no family's, or none is left.
-    """
-    from ddpdoctor.checks.catalogue import select
-    from ddpdoctor.engine.registry import UnknownSelection
-
-    try:
-        checks = select(_names(chosen), _names(ignored))
-    except UnknownSelection as error:
-        raise UsageError(str(error)) from error
-    if not checks:
-        raise UsageError("--select and --ignore leave no check")
-    return checks
-
-
-def _names(values: Sequence[str]) -> list[str]:
-    names = [name.strip() for value in values for name in value.split(",") if name.strip()]
-    if values and not names:
-        raise UsageError("--select or --ignore is empty; is the variable in it set?")
-    return names
 
 
 def _groups(checks: tuple[Check, ...]) -> set[str]:

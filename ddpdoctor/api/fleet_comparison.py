@@ -180,7 +180,7 @@ def fleet(
     refuse_empty(inputs=inputs, group_by=group_by, baseline=baseline, since=since, expect=expect)
     if since == "-" or baseline == "-" or list(inputs).count("-") > 1:
         raise UsageError("- stands once, and among the snapshots of this sweep")
-    from ddpdoctor.api.checking import selected_checks
+    from ddpdoctor.api.check_selection import selected_checks
     from ddpdoctor.fleet_sweep.changes import changes
     from ddpdoctor.fleet_sweep.outcome import FleetOutcome
     from ddpdoctor.fleet_sweep.profiles import hold

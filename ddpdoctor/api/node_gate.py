@@ -7,7 +7,8 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from ddpdoctor.api.checking import CheckResult, check_host, selected_checks
+from ddpdoctor.api.check_selection import selected_checks
+from ddpdoctor.api.checking import CheckResult, check_host
 from ddpdoctor.api.errors import UsageError
 from ddpdoctor.api.results import CommandResult
 from ddpdoctor.base.findings import Owner

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ddpdoctor.api.checking import selected_checks
+from ddpdoctor.api.check_selection import selected_checks
 from ddpdoctor.api.errors import UsageError
 from ddpdoctor.api.results import CommandResult
 from ddpdoctor.base.status_line import StatusLine
@@ -218,12 +218,7 @@ class _Linter:
         for name in (*settings.select, *settings.ignore):
             if name not in known and name not in self._all_names():
                 self._problems[f"{found.file}: there is no check of scripts called {name!r}"] = None
-        return tuple(
-            check
-            for check in self._checks
-            if (not settings.select or {check.slug, check.family} & set(settings.select))
-            and not {check.slug, check.family} & set(settings.ignore)
-        )
+        return settings.choose(self._checks)
 
     def _all_names(self) -> set[str]:
         return {name for check in selected_checks((), ()) for name in (check.slug, check.family)}

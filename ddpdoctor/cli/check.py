@@ -14,6 +14,7 @@ from ddpdoctor.cli.options import (
     PythonOption,
     QuickOption,
     QuietOption,
+    ScriptOption,
     SelectOption,
     StrictOption,
     VerboseOption,
@@ -37,6 +38,7 @@ def check(
         ),
     ] = None,
     checkpoints: CheckpointOption = None,
+    scripts: ScriptOption = None,
     nproc: Annotated[
         int | None,
         typer.Option(min=1, help="Ranks planned on this host. Default: the number of GPUs."),
@@ -76,7 +78,13 @@ def check(
         from ddpdoctor.cli.fix_check_options import refuse_options
 
         refuse_options(
-            fixing=fixing, yes=yes, dry_run=dry_run, as_json=as_json, as_markdown=as_markdown, judged=bool(snapshots)
+            fixing=fixing,
+            yes=yes,
+            dry_run=dry_run,
+            as_json=as_json,
+            as_markdown=as_markdown,
+            judged=bool(snapshots),
+            reads_scripts=bool(scripts),
         )
         if not dry_run:
             with form.refusals():
@@ -90,6 +98,7 @@ def check(
             ignore=ignored or (),
             snapshots=snapshots or (),
             checkpoints=checkpoints or (),
+            scripts=scripts or (),
             nproc=nproc,
             quick=quick,
         )

@@ -24,8 +24,17 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints: tuple[str, ...]
 
 
-def refuse_options(*, fixing: bool, yes: bool, dry_run: bool, as_json: bool, as_markdown: bool, judged: bool) -> None:
-    """Refuse options that contradict each other. judged: --snapshot names a file.
+def refuse_options(
+    *,
+    fixing: bool,
+    yes: bool,
+    dry_run: bool,
+    as_json: bool,
+    as_markdown: bool,
+    judged: bool,
+    reads_scripts: bool,
+) -> None:
+    """Refuse options that contradict each other. judged: --snapshot names a file. reads_scripts: --script names one.
 
     Raises:
         typer.BadParameter: they do.
@@ -36,6 +45,8 @@ def refuse_options(*, fixing: bool, yes: bool, dry_run: bool, as_json: bool, as_
         return
     if judged:
         raise typer.BadParameter("--fix changes things on this host; --snapshot judges a file instead")
+    if reads_scripts:
+        raise typer.BadParameter("--fix changes things on this host; scripts are changed by `ddpdoctor lint --fix`")
     if as_markdown:
         raise typer.BadParameter("--fix and --markdown exclude each other")
     if as_json and not yes and not dry_run:

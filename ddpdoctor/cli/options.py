@@ -34,3 +34,11 @@ CheckpointOption = Annotated[
         help="Look into this checkpoint, too; it is read as data and never run. A file or a folder. Repeatable.",
     ),
 ]
+ScriptOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--script",
+        metavar="FILE",
+        help="Read this training script, too, as `lint` does; it is never run. A file or a folder. Repeatable.",
+    ),
+]

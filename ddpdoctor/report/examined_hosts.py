@@ -28,7 +28,7 @@ def check_document(
 
     Args:
         examinations: one of each host.
-        problems: why a host was not judged.
+        problems: why a host's snapshot, or a script, was not judged.
         verbose: what passed and had nothing to test, by name.
         quiet: a line a finding, and the verdict.
     """
@@ -63,7 +63,7 @@ def check_verdict(examinations: Sequence[Examination], problems: Sequence[str] =
     else:
         hosts = zip(node_names(examinations), examinations, strict=True)
         outcome, counts = "; ".join(f"{one_line(name)}: {_outcome(host)}" for name, host in hosts), ""
-    unread = f"{plural(len(problems), 'snapshot')} could not be read." if problems else ""
+    unread = f"{plural(len(problems), 'file')} could not be judged." if problems else ""
     found = [finding for examination in examinations for finding in examination.findings]
     return Document(
         verdict=unless_unjudged(conclusion(examinations), problems),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
 from ddpdoctor.base.findings import Finding, Severity
 from ddpdoctor.engine.examination import examine
-from ddpdoctor.engine.registry import Check, SkipReason
+from ddpdoctor.engine.registry import Check, Result, Skipped, SkipReason
 from ddpdoctor.facts.script import Role, Script
 from ddpdoctor.facts.snapshot import Snapshot
 
@@ -80,6 +80,24 @@ def merge_findings(judged: Sequence[JudgedScript]) -> tuple[PlacedFinding, ...]:
             if known is None or found[1].rank < known[1].rank:
                 by_place[key] = found
     return tuple(sorted(by_place.values(), key=_order))
+
+
+def merge_results(judged: Sequence[JudgedScript], checks: Iterable[Check]) -> Iterator[Result]:
+    """Yield what each check that judged any of the scripts came to in all of them together."""
+    findings = merge_findings(judged)
+    for check in checks:
+        found = tuple(
+            msgspec.structs.replace(finding, severity=severity) for by, severity, finding in findings if by is check
+        )
+        crashed = next((script.crashed[check.slug] for script in judged if check.slug in script.crashed), None)
+        idle = next((script.idle[check.slug] for script in judged if check.slug in script.idle), None)
+        has_passed = any(check.slug in script.passed for script in judged)
+        if crashed is not None:
+            yield Result(check, found, Skipped(SkipReason.CRASHED, crashed))
+        elif found or has_passed:
+            yield Result(check, found)
+        elif idle is not None:
+            yield Result(check, (), Skipped(SkipReason.NOT_APPLICABLE, idle))
 
 
 def _order(found: PlacedFinding) -> tuple[int, str, int, int]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Iterable
 from pathlib import Path, PurePath
 from typing import Any, Final
 
 import msgspec
 
+from ddpdoctor.engine.registry import Check
 from ddpdoctor.scripts.source_text import UnreadableSource, read_source
 
 _NAME: Final = "pyproject.toml"
@@ -27,6 +29,15 @@ class ProjectSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+
+    def choose(self, checks: Iterable[Check]) -> tuple[Check, ...]:
+        """The checks that `select` and `ignore` leave, by their slugs and families."""
+        return tuple(
+            check
+            for check in checks
+            if (not self.select or {check.slug, check.family} & set(self.select))
+            and not {check.slug, check.family} & set(self.ignore)
+        )
 
 
 class FoundSettings(msgspec.Struct, frozen=True):
