@@ -26,7 +26,12 @@ from ddpdoctor.facts.script import ITEM, LibraryCall, Origin, OriginKind, Ranks,
 _LOAD = "torch.load"
 
 
-@check("load-without-map-location", severity=WARN, owner=Owner.USER)
+@check(
+    "load-without-map-location",
+    severity=WARN,
+    owner=Owner.USER,
+    explains=("ckpt-device-pin",),
+)
 def load_without_map_location(script: Script) -> Iterator[Finding]:
     """A checkpoint is loaded without map_location by every rank.
 
@@ -85,7 +90,12 @@ def _loaded_where_it_was(script: Script, load: LibraryCall, restored: LibraryCal
     )
 
 
-@check("save-by-every-rank", severity=WARN, owner=Owner.USER)
+@check(
+    "save-by-every-rank",
+    severity=WARN,
+    owner=Owner.USER,
+    explains=("ckpt-truncated",),
+)
 def save_by_every_rank(script: Script) -> Iterator[Finding]:
     """Every rank writes the same file.
 

@@ -29,7 +29,22 @@ _ONE_FIRST: Final = compile_lazily(r"first", re.IGNORECASE)
 _OF_ANY_OBJECT: Final = "?."
 
 
-@check("collective-on-some-ranks", severity=FAIL, owner=Owner.USER)
+@check(
+    "collective-on-some-ranks",
+    severity=FAIL,
+    owner=Owner.USER,
+    explains=(
+        "collective-desync",
+        "uneven-inputs",
+        "rank-fell-behind",
+        "collective-stalled",
+        "nccl-watchdog-timeout",
+        "peer-rank-crashed",
+        "rank-busy-outside-collectives",
+        "exit-hang",
+        "checkpoint-save-timeout",
+    ),
+)
 def collective_on_some_ranks(script: Script) -> Iterator[Finding]:
     """A collective is called by some ranks only.
 

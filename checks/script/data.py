@@ -49,7 +49,12 @@ def sampler_without_set_epoch(script: Script) -> Iterator[Finding]:
                 yield _same_order(script, loader, sampler, iteration)
 
 
-@check("shuffle-with-sampler", severity=FAIL, owner=Owner.USER)
+@check(
+    "shuffle-with-sampler",
+    severity=FAIL,
+    owner=Owner.USER,
+    explains=("user-code-error",),
+)
 def shuffle_with_sampler(script: Script) -> Iterator[Finding]:
     """A DataLoader is given both a sampler and shuffle=True.
 

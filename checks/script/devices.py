@@ -23,7 +23,12 @@ _WRITTEN: Final = ("0", "cuda", "cuda:0")
 _VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
 
-@check("rank-as-device", severity=WARN, owner=Owner.USER)
+@check(
+    "rank-as-device",
+    severity=WARN,
+    owner=Owner.USER,
+    explains=("nproc-exceeds-gpus", "duplicate-gpu", "cuda-visible-devices-wrong"),
+)
 def rank_as_device(script: Script) -> Iterator[Finding]:
     """The global rank is used as the number of a GPU.
 
@@ -69,7 +74,12 @@ def _is_rank(origin: Origin) -> bool:
     return origin.kind is OriginKind.RANK and bool(origin.text)
 
 
-@check("device-not-set", severity=WARN, owner=Owner.USER)
+@check(
+    "device-not-set",
+    severity=WARN,
+    owner=Owner.USER,
+    explains=("duplicate-gpu", "missing-set-device", "barrier-device-unknown"),
+)
 def device_not_set(script: Script) -> Iterator[Finding]:
     """All ranks of a node use the same GPU.
 

@@ -19,7 +19,12 @@ _LOCAL_RANK: Final = "LOCAL_RANK"
 _NUMBER: Final = compile_lazily(r"-?\d{1,4}")
 
 
-@check("local-rank-argument-only", severity=WARN, owner=Owner.USER)
+@check(
+    "local-rank-argument-only",
+    severity=WARN,
+    owner=Owner.USER,
+    explains=("local-rank-arg-mismatch", "duplicate-gpu", "missing-set-device"),
+)
 def local_rank_argument_only(script: Script) -> Iterator[Finding]:
     """The local rank is taken from --local_rank alone, which torchrun doesn't pass.
 

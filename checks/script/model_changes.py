@@ -18,7 +18,12 @@ _FIRST_GPU: Final = ("'cuda:0'", "0", "'cpu'")
 _NUMBERS: Final = ("torch.float16", "torch.half", "torch.bfloat16", "torch.float64", "torch.double")
 
 
-@check("changed-after-ddp", severity=WARN, owner=Owner.USER)
+@check(
+    "changed-after-ddp",
+    severity=WARN,
+    owner=Owner.USER,
+    explains=("unused-parameters", "duplicate-gpu"),
+)
 def changed_after_ddp(script: Script) -> Iterator[Finding]:
     """A model is changed after it was wrapped in DistributedDataParallel.
 

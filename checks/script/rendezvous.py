@@ -27,7 +27,18 @@ class _Meeting(NamedTuple):
     place: SourcePlace
 
 
-@check("rendezvous-overwritten", severity=WARN, owner=Owner.USER)
+@check(
+    "rendezvous-overwritten",
+    severity=WARN,
+    owner=Owner.USER,
+    explains=(
+        "rdzv-connect-failed",
+        "rdzv-missing-node",
+        "rendezvous-waiting",
+        "port-in-use",
+        "master-addr-unreachable",
+    ),
+)
 def rendezvous_overwritten(script: Script) -> Iterator[Finding]:
     """MASTER_ADDR or MASTER_PORT is set to a constant, although a launcher sets it.
 

@@ -27,7 +27,12 @@ _SWITCHED_BY: Final = ("group", "mode", "disabled")
 """Arguments of wandb.init and its like by which a script knows of several ranks."""
 
 
-@check("download-by-every-rank", severity=WARN, owner=Owner.USER)
+@check(
+    "download-by-every-rank",
+    severity=WARN,
+    owner=Owner.USER,
+    explains=("user-code-error",),
+)
 def download_by_every_rank(script: Script) -> Iterator[Finding]:
     """All ranks of a host fetch the same file to the same path at once.
 

@@ -14,7 +14,12 @@ from ddpdoctor.facts.script import LibraryCall, Origin, OriginKind, Ranks, Role,
 _STRIPPER: Final = "torch.nn.modules.utils.consume_prefix_in_state_dict_if_present"
 
 
-@check("wrapper-in-checkpoint", severity=WARN, owner=Owner.USER)
+@check(
+    "wrapper-in-checkpoint",
+    severity=WARN,
+    owner=Owner.USER,
+    explains=("ckpt-module-prefix",),
+)
 def wrapper_in_checkpoint(script: Script) -> Iterator[Finding]:
     """The state of the wrapped model is saved, and loaded into the bare one, or the reverse.
 

@@ -172,4 +172,15 @@ def _judged(log: Log, host: Snapshot | None, *, here: bool, python: str | None) 
             python, quick=not {"torch", "libraries"} & groups, settings=settings_of(log, os.environ, catalogue())
         )
         host = collect_facts(context, groups | {"machine", "container"})
-    return judge_log(log, catalogue(), host)
+    return _explained(judge_log(log, catalogue(), host))
+
+
+def _explained(judgement: LogJudgement) -> LogJudgement:
+    """Look into the script that the log names, where it lies here, for what explains the failure."""
+    from msgspec.structs import replace
+
+    from ddpdoctor.logs.run_script import illnesses_of, scripts_of
+    from ddpdoctor.scripts.explaining import explain
+
+    explanations = explain(scripts_of(judgement.log), illnesses_of(judgement), judgement.catalogue)
+    return replace(judgement, explanations=explanations)

@@ -5,6 +5,7 @@ In come a Snapshot and checks; out goes an Examination with findings. It knows n
 
 __all__ = [
     "examination",
+    "explanations",
     "log_traits",
     "planning",
     "redaction",

@@ -115,6 +115,7 @@ class Check:
         stands_for: what of other parts' own lists it is the check of: causes of hangs, kinds of leftovers, signals of processes.
         judges: what else it judges than its family does.
         log: how the analysis of logs is to treat its signs.
+        explains: slugs of illnesses of a run that what it finds in the run's script may bring about.
         catalogue: the one that it stands in.
     """
 
@@ -129,6 +130,7 @@ class Check:
         stands_for: tuple[Enum, ...] = (),
         judges: tuple[Subject, ...] = (),
         log: LogTraits = PLAIN_SIGNS,
+        explains: tuple[str, ...] = (),
         catalogue: Catalogue | None = None,
     ) -> None:
         self.slug = slug
@@ -138,6 +140,7 @@ class Check:
         self.stands_for = stands_for
         self.judges = judges
         self.log = log
+        self.explains = explains
         self.catalogue = Catalogue() if catalogue is None else catalogue
         self.module = predicate.__module__
         self.family = self.module.split(".")[-2]
@@ -360,6 +363,7 @@ def check(
     stands_for: tuple[Enum, ...] = (),
     judges: tuple[Subject, ...] = (),
     log: LogTraits = PLAIN_SIGNS,
+    explains: tuple[str, ...] = (),
 ) -> Callable[[Predicate], Predicate]:
     """Registers a predicate. Its parameter names say which groups of facts (or `plan`, or the `catalogue` of all checks) it is given."""
 
@@ -373,6 +377,7 @@ def check(
                 stands_for=stands_for,
                 judges=judges,
                 log=log,
+                explains=explains,
                 catalogue=REGISTERED,
             )
         )

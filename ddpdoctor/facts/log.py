@@ -136,6 +136,8 @@ class ProcessExit(msgspec.Struct, frozen=True, kw_only=True):
     told_to: bool = False
     error: str = ""
     """What the launcher says of the error itself (its error file, or the table's traceback), on one line."""
+    script: str = ""
+    """What it ran, as the launcher was given it."""
 
 
 class Noise(msgspec.Struct, frozen=True):

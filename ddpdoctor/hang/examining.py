@@ -16,6 +16,7 @@ from ddpdoctor.base.status_line import StatusLine
 from ddpdoctor.base.text import plural
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.examination import Examination
+from ddpdoctor.engine.explanations import Explanation
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.hang import Hang, RasCount
 from ddpdoctor.facts.snapshot import Snapshot
@@ -42,12 +43,18 @@ class NotExaminedError(Exception):
         self.host = host
 
 
-def show(examination: Examination, *, verbose: bool = False, quiet: bool = False) -> None:
-    """Print a report for a person at a terminal."""
+def show(
+    examination: Examination,
+    *,
+    verbose: bool = False,
+    quiet: bool = False,
+    explanations: Sequence[Explanation] = (),
+) -> None:
+    """Print a report for a person at a terminal; the arguments are those of `hang_document`."""
     from ddpdoctor.hang.render import hang_document
     from ddpdoctor.report.terminal import screen_for
 
-    screen_for(sys.stdout).show(hang_document(examination, verbose=verbose, quiet=quiet))
+    screen_for(sys.stdout).show(hang_document(examination, verbose=verbose, quiet=quiet, explanations=explanations))
 
 
 def examine_job(

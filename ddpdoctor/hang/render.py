@@ -8,11 +8,13 @@ from typing import Final
 
 from ddpdoctor.base.text import one_line
 from ddpdoctor.engine.examination import Examination
+from ddpdoctor.engine.explanations import Explanation
 from ddpdoctor.facts.hang import Frame
 from ddpdoctor.hang.judging import hang_of
 from ddpdoctor.hang.render_words import Group, advice, groups, headline, outcome, rows
 from ddpdoctor.knowledge.torch_frames import is_users_code
 from ddpdoctor.report.check_results import (
+    explanation_sections,
     finding_lines,
     finding_sections,
     idle_reasons,
@@ -27,8 +29,15 @@ COMMAND: Final = re.compile(r": ((?:sudo|docker) .*|/\S+ -m pip .*)$", re.DOTALL
 """At the end of a sentence on what could not be seen."""
 
 
-def hang_document(examination: Examination, *, verbose: bool = False, quiet: bool = False) -> Document:
-    """The report for people. verbose: also whole stacks, and what was not tested. quiet: a line a finding, and the verdict."""
+def hang_document(
+    examination: Examination,
+    *,
+    verbose: bool = False,
+    quiet: bool = False,
+    explanations: Sequence[Explanation] = (),
+) -> Document:
+    """The report for people. verbose: also whole stacks, and what was not tested. quiet: a line a finding, and the verdict. explanations:
+    what in the job's script may have brought it about."""
     found = examination.findings
     more = one_line(advice(examination))
     return Document(
@@ -36,16 +45,17 @@ def hang_document(examination: Examination, *, verbose: bool = False, quiet: boo
         headline="" if quiet else headline(examination),
         rows=() if quiet else tuple(rows(examination)),
         margin=MARGIN,
-        sections=() if quiet else tuple(_sections(examination, verbose=verbose)),
+        sections=() if quiet else tuple(_sections(examination, explanations, verbose=verbose)),
         lines=finding_lines(found) if quiet else (),
         outcome=outcome(examination),
         hints=(*more_on(found), *([more] if more else [])),
     )
 
 
-def _sections(examination: Examination, *, verbose: bool) -> Iterator[Section]:
+def _sections(examination: Examination, explanations: Sequence[Explanation], *, verbose: bool) -> Iterator[Section]:
     yield Section(tuple(block for group in groups(examination) for block in _group_blocks(group, verbose=verbose)))
     yield from finding_sections(examination.findings)
+    yield from explanation_sections(explanations)
     hidden = hang_of(examination).hidden
     if hidden:
         blocks = tuple(block for sentence in hidden for block in _hidden_blocks(sentence))

@@ -58,9 +58,15 @@ _OF_ACCELERATE: Final = "ACCELERATE_"
 
 def launcher_of_command(words: Sequence[str]) -> str:
     """Name the launcher that a command starts ranks by: in `srun torchrun train.py` the last one; "" for none."""
-    script = next((place for place, one in enumerate(words) if one.endswith(".py")), len(words))
-    named = [_PROGRAMS[name] for word in words[:script] if (name := word.rpartition("/")[2]) in _PROGRAMS]
+    named = [
+        _PROGRAMS[name] for word in words[: place_of_script(words)] if (name := word.rpartition("/")[2]) in _PROGRAMS
+    ]
     return named[-1] if named else ""
+
+
+def place_of_script(words: Sequence[str]) -> int:
+    """Find the first word of a command that is a file of Python: what follows it is the script's own. Where none is, the command's length."""
+    return next((place for place, word in enumerate(words) if word.endswith(".py")), len(words))
 
 
 def launcher_of_log(log: Log) -> str:

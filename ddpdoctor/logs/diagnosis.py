@@ -14,6 +14,7 @@ from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix, Severity
 from ddpdoctor.base.text import clip, listed
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.examination import Examination, Verdict
+from ddpdoctor.engine.explanations import Explanation
 from ddpdoctor.engine.log_traits import Particulars
 from ddpdoctor.engine.planning import plan_for
 from ddpdoctor.engine.redaction import redact_facts
@@ -86,11 +87,20 @@ class LogJudgement(msgspec.Struct, frozen=True, kw_only=True):
     """The checks by which it was judged."""
     opinions: tuple[Diagnosis, ...] = ()
     also: tuple[Diagnosis, ...] = ()
+    explanations: tuple[Explanation, ...] = ()
+    """What in the run's script may have brought it about, where that was looked at."""
+
+    @property
+    def cause_in_script(self) -> Explanation | None:
+        """What in the script certainly breaks, and explains it."""
+        return next((found for found in self.explanations if found.severity is FAIL), None)
 
     @property
     def word(self) -> Verdict:
         """The exit code follows from it. A warning where nothing says that the run failed."""
         word = VERDICTS[self.verdict.outcome]
+        if self.verdict.outcome is RunOutcome.EFFECTS_ONLY and self.cause_in_script:
+            return Verdict.FAIL
         return Verdict.WARN if word is Verdict.FAIL and self.verdict.ended_well else word
 
 

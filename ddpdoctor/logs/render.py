@@ -42,7 +42,7 @@ from ddpdoctor.logs.render_words import (
     title,
     unread,
 )
-from ddpdoctor.report.check_results import finding_sections
+from ddpdoctor.report.check_results import explanation_sections, finding_sections
 from ddpdoctor.report.document import (
     Block,
     Command,
@@ -86,6 +86,7 @@ def log_document(
         slug = f"{first.check.slug}: " if first else ""
         return Document(verdict=verdict, lines=((verdict_span(verdict), f"  {slug}{one_line(headline(judgement))}"),))
     is_illness = judgement.verdict.outcome is RunOutcome.ILLNESS
+    explained = explanation_sections(judgement.explanations)
     return Document(
         verdict=verdict,
         headline=headline(judgement),
@@ -93,9 +94,11 @@ def log_document(
         margin=MARGIN,
         sections=(
             *_first(judgement),
+            *(explained if first else ()),
             _traceback(judgement, verbose=verbose),
             _stacks(judgement),
             _others(judgement),
+            *(() if first else explained),
             _followed(judgement, verbose=verbose),
             _attempts(judgement),
             *_also(judgement, verbose=verbose),

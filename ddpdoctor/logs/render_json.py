@@ -12,7 +12,7 @@ from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.logs.analyze.verdict import RunOutcome
 from ddpdoctor.logs.diagnosis import Diagnosis, HostVerdict, LogJudgement
 from ddpdoctor.logs.render_words import headline, judged_as, noise, own_errors, unread
-from ddpdoctor.report.contract import Report, build_report, mirror
+from ddpdoctor.report.contract import Report, build_report, mirror, with_explanations
 from ddpdoctor.report.reported_log import (
     HeldName,
     OutcomeName,
@@ -53,6 +53,7 @@ def log_report(judgement: LogJudgement, *, with_facts: bool = False) -> Report:
         with_facts=with_facts,
         of_all=judged_as(judgement),
     )
+    report = with_explanations(report, judgement.explanations)
     # Without a host's facts nothing was passed, and nobody's host was judged.
     return msgspec.structs.replace(report, host=judgement.examination.snapshot.host, log=reported_log(judgement))
 

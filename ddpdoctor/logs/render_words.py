@@ -434,6 +434,8 @@ def outcome(judgement: LogJudgement) -> str:
             return "The log names the cause"
         if first and _is_confirmed(first):
             return "The log doesn't prove it alone; the facts of the host do"
+        if cause := judgement.cause_in_script:
+            return f"The log doesn't prove it alone; {cause.finding.place} does"
         several = len(judgement.opinions) > 1
         return (
             f"The log alone can't decide between these {len(judgement.opinions)}"
@@ -446,6 +448,8 @@ def outcome(judgement: LogJudgement) -> str:
         if verdict.raised and server_unreached(verdict.raised):
             return "A server that the script asks doesn't answer; nothing speaks of a mistake in the script"
         return "An ordinary error of the script; nothing speaks of an illness of the machine or its packages"
+    if verdict.outcome is RunOutcome.EFFECTS_ONLY and (cause := judgement.cause_in_script):
+        return f"The log doesn't name the cause; {cause.finding.place} does"
     return {
         RunOutcome.STOPPED: "The run was ended from outside",
         RunOutcome.UNRECOGNISED: "No verdict: something failed that is not known here",

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+import msgspec
+
 from ddpdoctor.base.findings import Finding, Severity
 from ddpdoctor.base.text import one_line, plural
 from ddpdoctor.engine.examination import Examination
+from ddpdoctor.engine.explanations import Explanation
 from ddpdoctor.engine.registry import Check, Result, SkipReason
 from ddpdoctor.report.document import STYLES, Paragraph, Section, StyledText, ToldFinding, Words, placed_summary
 
@@ -28,6 +31,17 @@ def finding_sections(found: Sequence[Found]) -> tuple[Section, ...]:
         sections.append(Section((ToldFinding(check, severity, finding, "" if cause == before else cause),)))
         before = cause
     return tuple(sections)
+
+
+def explanation_sections(explanations: Sequence[Explanation]) -> tuple[Section, ...]:
+    """What in a script explains the findings above, each with its line as the title."""
+    sections = finding_sections([(told.check, told.severity, told.finding) for told in explanations])
+    return tuple(
+        msgspec.structs.replace(
+            section, title=f"And {told.finding.place} {'is' if told.severity is Severity.FAIL else 'may be'} why"
+        )
+        for told, section in zip(explanations, sections, strict=True)
+    )
 
 
 def finding_lines(found: Sequence[Found], where: str = "") -> tuple[Words, ...]:

@@ -14,6 +14,7 @@ from ddpdoctor.base.text import escaped_json
 from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.base.version import __version__
 from ddpdoctor.engine.examination import Examination, Verdict, node_names, overall, unless_unjudged
+from ddpdoctor.engine.explanations import Explanation
 from ddpdoctor.engine.registry import Check, SkipReason
 from ddpdoctor.facts.fleet import Fleet, Link, Phase, Reach
 from ddpdoctor.facts.hang import Hang
@@ -53,10 +54,16 @@ class ReportedFinding(msgspec.Struct, frozen=True):
     """Of a finding about source code, with `line` and `column`, both from 1."""
     line: int | UnsetType = UNSET
     column: int | UnsetType = UNSET
+    explains: tuple[str, ...] | UnsetType = UNSET
+    """Of a finding in the script of a run: slugs of the illnesses of the run that may come of it."""
 
 
 def report_finding(
-    check: Check, severity: Severity, finding: Finding, node: str | UnsetType = UNSET
+    check: Check,
+    severity: Severity,
+    finding: Finding,
+    node: str | UnsetType = UNSET,
+    explains: tuple[str, ...] | UnsetType = UNSET,
 ) -> ReportedFinding:
     """A finding as programs get it.
 
@@ -65,6 +72,7 @@ def report_finding(
         severity: of this finding.
         finding: as the check gave it.
         node: the host that has it, where several were judged.
+        explains: slugs of what it may have brought about, of a finding in the script of a run.
     """
     place = finding.place
     return ReportedFinding(
@@ -82,6 +90,7 @@ def report_finding(
         file=place.file if place else UNSET,
         line=place.line if place else UNSET,
         column=place.column if place else UNSET,
+        explains=explains,
     )
 
 
@@ -237,6 +246,13 @@ def build_report(
         smoke=UNSET if smoke is None else smoke,
         hang=UNSET if hang is None else hang,
     )
+
+
+def with_explanations(report: Report, explanations: Sequence[Explanation]) -> Report:
+    """Add what a run's script explains to the findings of the run: worst first, and behind what it explains."""
+    told = [report_finding(found.check, found.severity, found.finding, explains=found.slugs) for found in explanations]
+    findings = sorted((*report.findings, *told), key=lambda finding: finding.severity.rank)
+    return msgspec.structs.replace(report, findings=tuple(findings))
 
 
 def _facts(names: Sequence[str], examinations: Sequence[Examination]) -> dict[str, Snapshot]:

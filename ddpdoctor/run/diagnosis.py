@@ -23,6 +23,7 @@ from ddpdoctor.run.output_copy import read_part
 
 if TYPE_CHECKING:
     from ddpdoctor.engine.examination import Examination
+    from ddpdoctor.engine.explanations import Explanation
     from ddpdoctor.facts.log import Log
     from ddpdoctor.facts.snapshot import Snapshot
     from ddpdoctor.logs.diagnosis import LogJudgement
@@ -81,9 +82,9 @@ def looks_at_jobs(environ: Mapping[str, str]) -> bool:
     return launch is None or not launch.local_rank
 
 
-def look_at(pid: int, seconds: int, many: str) -> int:
-    """Look at the silent job that a process has started, for so many seconds. Returns 0 where nothing is wrong, and then has said so in a
-    line. many: as `one_of_many` says it."""
+def look_at(command: Sequence[str], pid: int, seconds: int, many: str) -> int:
+    """Look at the silent job that a process of that command has started, for so many seconds. Returns 0 where nothing is wrong, and then
+    has said so in a line. many: as `one_of_many` says it."""
     from ddpdoctor.base.text import one_line
     from ddpdoctor.checks.catalogue import catalogue
     from ddpdoctor.hang.examining import NotExaminedError, examine_job, show
@@ -101,10 +102,29 @@ def look_at(pid: int, seconds: int, many: str) -> int:
     ill = examination.verdict.exit_code(strict=True)
     if many:
         print(f"{many} on {socket.gethostname()}: ", end="")
-    show(examination, quiet=bool(many) or ill != 1)
+    quiet = bool(many) or ill != 1
+    show(examination, quiet=quiet, explanations=() if quiet else explained_hang(command, examination))
     if not many and ill != 1:
         _say_where(examination)
     return ill
+
+
+def explained_hang(command: Sequence[str], examination: Examination) -> tuple[Explanation, ...]:
+    """Look into the script of a command for what explains that its ranks hang."""
+    from ddpdoctor.checks.catalogue import catalogue
+    from ddpdoctor.engine.explanations import Illness
+    from ddpdoctor.scripts.explaining import explain
+
+    illnesses = [Illness(check.slug) for check, _, _ in examination.findings]
+    return explain(script_of(command), illnesses, catalogue())
+
+
+def script_of(command: Sequence[str]) -> Sequence[str]:
+    """The path of the script that a command runs, as it names it; empty where it names none."""
+    from ddpdoctor.knowledge.launcher_options import place_of_script
+
+    place = place_of_script(command)
+    return command[place : place + 1]
 
 
 def _say_where(examination: Examination) -> None:
@@ -141,6 +161,7 @@ def diagnose(ended: EndedCommand, many: str, environ: Mapping[str, str], killed:
     from ddpdoctor.report.terminal import screen_for
 
     judgement = judge_log(log, catalogue(), _host(log, ended.seconds, killed), watched=True)
+    judgement = _explained(ended, judgement)
     shown = False
     if not any(file.bytes for file in log.files):
         print("It printed nothing.")
@@ -227,12 +248,13 @@ def folder_of_redirects(command: Sequence[str], began: float) -> str:
 
 def log_dir(command: Sequence[str]) -> str | None:
     """torchrun's --log-dir where --redirects is given, "" where that has none; None where the ranks' words are in the output."""
-    # What follows the script's name is the script's own.
-    script = next((place for place, word in enumerate(command) if word.endswith(".py")), len(command))
-    options = " ".join(command[:script])
+    from ddpdoctor.knowledge.launcher_options import place_of_script
+
+    words = command[: place_of_script(command)]
+    options = " ".join(words)
     if not _REDIRECTS.search(options) or _TEE.search(options):
         return None
-    found = _LOG_DIR.search("\0".join(command[:script]))
+    found = _LOG_DIR.search("\0".join(words))
     return found[1] if found else ""
 
 
@@ -266,6 +288,18 @@ def _host(log: Log, seconds: float, killed: int) -> Snapshot | None:
     )
     found = collect_facts(context, groups | {"machine", "container"})
     return of_this_run(found, time.monotonic() - began, killed)
+
+
+def _explained(ended: EndedCommand, judgement: LogJudgement) -> LogJudgement:
+    """Look into the command's script, or those that its output names, for what explains the failure."""
+    import msgspec
+
+    from ddpdoctor.logs.run_script import illnesses_of, scripts_of
+    from ddpdoctor.scripts.explaining import explain
+
+    scripts = (*script_of(ended.command), *scripts_of(judgement.log))
+    explanations = explain(scripts, illnesses_of(judgement), judgement.catalogue)
+    return msgspec.structs.replace(judgement, explanations=explanations)
 
 
 def _in_a_line(ended: EndedCommand, log: Log, many: str) -> int:
@@ -332,7 +366,8 @@ def show_dumps(ended: EndedCommand, environ: Mapping[str, str]) -> None:
 
     print(f"The ranks' flight recorders have left {written[0]}{' and others' if len(written) > 1 else ''}:")
     print()
-    show(examine_job(None, catalogue(), written, watched=False))
+    examination = examine_job(None, catalogue(), written, watched=False)
+    show(examination, explanations=explained_hang(ended.command, examination))
 
 
 def dumps_of_run(environ: Mapping[str, str], since: float) -> Sequence[str]:

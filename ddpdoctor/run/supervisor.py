@@ -270,7 +270,9 @@ class _Supervisor:
         self._silent = silent
         try:
             seconds = int(min(MAX_WATCH_SECONDS, max(MIN_WATCH_SECONDS, silent / SILENCE_PER_WATCH)))
-            self._start_diagnosis(LOOK_SECONDS + seconds, look_at, self._child, seconds, self._options.many)
+            self._start_diagnosis(
+                LOOK_SECONDS + seconds, look_at, self._options.command, self._child, seconds, self._options.many
+            )
         except Exception as error:
             self._silence.set_judged(ill=False)
             self.say(f"{self._messages.silent(silent)} {self._messages.broken(error)}")

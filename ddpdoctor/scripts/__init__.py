@@ -6,6 +6,7 @@ In come paths; out go the facts of each script (`ddpdoctor/facts/script.py`), by
 __all__ = [
     "collecting",
     "edits",
+    "explaining",
     "judging",
     "named_paths",
     "places",

@@ -14,6 +14,7 @@ import pytest
 from tests.support.command import ROOT, command, plain_environ
 from tests.support.free_ports import free_port
 from tests.support.running_jobs import state, torchrun, wait_until
+from tests.support.script_mistakes import MISTAKES, PATIENT
 from tests.support.watched_runs import ended, program, run, started, terminal, written
 
 WORDS = "sys.stderr.write('a line without end')\nsys.exit(3)\n"
@@ -70,6 +71,28 @@ def test_a_hang_is_told_and_then_the_failure(tmp_path: Path) -> None:
     assert "SIGKILL" in report
     # What we have said ourselves is none of the command's words.
     assert "sleep_for_good" not in report
+
+
+@pytest.mark.thorough
+def test_the_line_of_the_script_by_which_it_hangs_is_named(tmp_path: Path) -> None:
+    mistake = next(mistake for mistake in MISTAKES if mistake.slug == "collective-on-some-ranks")
+    script = mistake.head + mistake.script
+    (tmp_path / "train.py").write_text(script)
+    line = script[: script.index("dist.all_reduce")].count("\n") + 1
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
+    shown = tmp_path / "shown"
+    with shown.open("w") as file, started(
+        ["env", *(f"{name}={value}" for name, value in PATIENT.items()), *run(*command, options=("--hang-after", "4"))],
+        tmp_path,
+        stdout=file,
+        stderr=subprocess.STDOUT,
+    ) as job:  # fmt: skip
+        wait_until(lambda: "ddpdoctor explain" in shown.read_text(), "the verdict", 90)
+        job.terminate()
+        job.wait(60)
+    text = shown.read_text()
+    assert f"\nAnd train.py:{line} is why\nFAIL  train.py:{line}:9: all_reduce() waits for all ranks" in text
+    assert text.index("[collective-desync]") < text.index("[collective-on-some-ranks]")
 
 
 def test_silence_is_told_again_only_after_new_words(tmp_path: Path) -> None:

@@ -249,7 +249,7 @@ class LineJudge:
             stream.stack = StackAssembler(self._timed(spot, stream, line), reason_in(before))
         if Wanted.EXIT in wanted and not is_of_others(spot.text, spot.start, line.text):
             if exit_tables.begins(line) and stream.table is None:
-                before = [log_line.text for log_line in self._before(spot, line)] if exit_tables.is_cut(line) else []
+                before = [log_line.text for log_line in self._before(spot, line)]
                 stream.table = exit_tables.ExitTable(self._timed(spot, stream, line), before)
             for exited in exits_said(text, line):
                 timed = self._timed(spot, stream, line)

@@ -35,6 +35,8 @@ _MPI: Final = re.compile(
 _MPI_CODE: Final = re.compile(r"\s*(?:Exit code: +|with errorcode )(?P<code>-?\d+)")
 _ALIGNED: Final = "  rank      : "
 _MAX_LINES: Final = 2000
+_SCRIPT: Final = re.compile(r"[\s*]*(?P<script>\S.*\.py) FAILED[\s*]*$")
+"""The title of a table, two lines above the first entry."""
 _NO_TRACEBACK: Final = "To enable traceback see"
 
 
@@ -58,7 +60,7 @@ class ExitTable:
     """A table of torchrun's, from its first line on."""
 
     def __init__(self, began: LogLine, before: Sequence[str] = ()) -> None:
-        """before: the lines before it, where the log lacks the table's beginning."""
+        """before: the lines before it."""
         self._first = began.text.strip().startswith("Root Cause")
         self._fields: dict[str, str] = {}
         self._line = began
@@ -72,6 +74,8 @@ class ExitTable:
         """Whether an entry was given that is the first failure's."""
         self.over = False
         self._is_cut = is_cut(began)
+        titles = [found["script"] for text in before if (found := _SCRIPT.match(text))]
+        self._script = titles[-1] if titles else ""
         for text in (*before, began.text) if self._is_cut else ():
             if field := _FIELD.match(text):
                 self._fields[field["name"]] = (field["value"] or "").strip()
@@ -179,4 +183,5 @@ class ExitTable:
             time=seconds_of(moment) if moment else None,
             first=self._first,
             error=said or traceback,
+            script=self._script,
         )
