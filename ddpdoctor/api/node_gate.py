@@ -326,6 +326,7 @@ def _look_after(
     job: FinishedJob, *, kill: bool, until: float
 ) -> tuple[JobLeftovers, tuple[Concern, ...], tuple[str, ...]]:
     """What the job has left, what of it counts for the node, and what to say of it."""
+    from ddpdoctor.base.unknown import Unknown
     from ddpdoctor.checks.catalogue import catalogue
     from ddpdoctor.gating.gpu_agents import read_agents
     from ddpdoctor.gating.job_leftovers import end_left, left_by, leftover_concerns, look_for
@@ -342,5 +343,7 @@ def _look_after(
     said += [f"free again: {what}" for what in endings.freed]
     if kill and is_late and any(leftover.proven for leftover in left):
         said.append(f"no leftover was ended: less than the {KILL_SECONDS:g} s that it may take were left")
+    if isinstance(job.gpus, Unknown):
+        said.append(f"memory that the job left on its GPUs was not looked for: {job.gpus.reason}")
     spots = blind_spots(first.processes, first.gpus, first.shared_memory)
     return JobLeftovers(left, endings, spots), tuple(leftover_concerns(left, endings, catalogue())), tuple(said)

@@ -106,7 +106,7 @@ def render_line(outcome: GateOutcome, report: Mapping[str, Any], line_bytes: int
 
 
 def render_print_lines(outcome: GateOutcome, report: Mapping[str, Any], line_bytes: int) -> str:
-    """Lines that Slurm hands on to the job's own output."""
+    """Lines that Slurm hands on to the job's output, where it calls this as TaskProlog; what a Prolog prints it drops."""
     return "".join(f"print ddpdoctor: {_describe(concern)}\n" for concern in outcome.failures)
 
 

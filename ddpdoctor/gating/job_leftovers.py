@@ -11,18 +11,20 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.base.findings import FAIL, WARN, Owner
-from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.processes import Process
 from ddpdoctor.fixes import leftovers
 from ddpdoctor.gating.gpu_agents import is_agent
 from ddpdoctor.gating.outcome import Concern
+from ddpdoctor.knowledge.hostlist import expand
 from ddpdoctor.processes.jobs import setting
 from ddpdoctor.processes.leftovers.ending import Endings, LeftoverLook, end
 from ddpdoctor.processes.leftovers.leftover import Leftover
 from ddpdoctor.report.reported_leftovers import Certainty, Fate, LeftoverKind
 
 JOB_ID: Final = "SLURM_JOB_ID"
+JOB_GPUS: Final = "SLURM_JOB_GPUS"
 
 
 class FinishedJob(msgspec.Struct, frozen=True):
@@ -30,7 +32,7 @@ class FinishedJob(msgspec.Struct, frozen=True):
 
     number: str
     uid: int
-    gpus: frozenset[int] = frozenset()
+    gpus: Maybe[frozenset[int]] = frozenset()
 
 
 def ended_job(environ: Mapping[str, str]) -> FinishedJob | None:
@@ -38,8 +40,15 @@ def ended_job(environ: Mapping[str, str]) -> FinishedJob | None:
     number, uid = environ.get(JOB_ID, ""), environ.get("SLURM_JOB_UID", "")
     if not (number.isdecimal() and uid.isdecimal()):
         return None
-    gpus = frozenset(int(gpu) for gpu in environ.get("SLURM_JOB_GPUS", "").split(",") if gpu.isdecimal())
-    return FinishedJob(number, int(uid), gpus)
+    return FinishedJob(number, int(uid), _gpus(environ.get(JOB_GPUS, "")))
+
+
+def _gpus(text: str) -> Maybe[frozenset[int]]:
+    """The GPUs of Slurm's "0,2" or "0-3,5"."""
+    try:
+        return frozenset(map(int, expand(f"[{text}]") if text else ()))
+    except ValueError:
+        return Unknown(f"{JOB_GPUS}={text} is no list of numbers")
 
 
 def look_for(job: FinishedJob, until: float) -> LeftoverLook:
@@ -67,7 +76,7 @@ def left_by(job: FinishedJob, look: LeftoverLook, agents: Collection[str] = ()) 
 
 def _is_of(leftover: Leftover, job: FinishedJob, look: LeftoverLook, agents: Collection[str]) -> bool:
     if leftover.kind is LeftoverKind.MEMORY:
-        return bool(job.gpus & set(leftover.gpus))
+        return not isinstance(job.gpus, Unknown) and bool(job.gpus & set(leftover.gpus))
     if leftover.path:
         return leftover.certainty is not Certainty.NOT_OURS
     process = next((process for process in look.listed if process.identity == leftover.identity), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,14 @@ from ddpdoctor.base.findings import FAIL, WARN, Owner
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.environment import Setting
-from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.gpus import Gpu, GpuHolder, Gpus
 from ddpdoctor.facts.processes import Process, Processes, ProcessIdentity
+from ddpdoctor.facts.shared_memory import Segment, SharedMemory
 from ddpdoctor.gating.gpu_agents import is_agent, read_agents
 from ddpdoctor.gating.job_leftovers import (
     FinishedJob,
     as_seen_by,
+    end_left,
     ended_job,
     is_of_job,
     left_by,
@@ -104,9 +107,71 @@ def test_the_administrators_own_names_are_read(tmp_path: Path, monkeypatch: pyte
     assert "the list of GPU agents" in read_agents().remarks[0]
 
 
+GIB = 1 << 30
+INIT = Process(pid=1, start=0, parent=0, name="systemd")
+
+
+def gpu(index: int, *holders: GpuHolder, used: int = 30 * GIB) -> Gpu:
+    return Gpu(index=index, memory_total=80 * GIB, memory_used=used, holders=holders)
+
+
+def seen(*gpus: Gpu, segments: Sequence[Segment] = ()) -> LeftoverLook:
+    """On a host without a process of the job, as root sees it."""
+    shared_memory = SharedMemory(
+        size=GIB, free=GIB, stale=tuple(segment.path for segment in segments), segments=tuple(segments)
+    )
+    processes = Processes(listed=(INIT,), uid=0)
+    return as_seen_by(
+        JOB, LeftoverLook(processes=processes, gpus=Gpus(devices=gpus), shared_memory=shared_memory, at=0.0)
+    )
+
+
+def test_memory_is_the_jobs_on_the_gpus_that_it_had() -> None:
+    gone = GpuHolder(pid=99_999, memory=30 * GIB)
+    look = seen(gpu(0), gpu(1, used=0), gpu(2), gpu(3, gone))
+    assert [leftover.gpus for leftover in look.leftovers] == [(0,), (2,), (3,)]
+    job = FinishedJob("47", 1000, frozenset({0, 1, 3}))
+    left = left_by(job, look)
+    assert [leftover.gpus for leftover in left] == [(0,), (3,)]
+    # Nobody knows whom to end for it, so it is named, as the user's, and the node stays in.
+    assert not any(leftover.proven for leftover in left)
+    concerns = list(leftover_concerns(left, end_left(left, job, look, until=0.0), catalogue()))
+    assert {(concern.slug, concern.owner, concern.severity) for concern in concerns} == {
+        ("gpu-memory-unowned", Owner.USER, WARN)
+    }
+    assert [concern.summary for concern in concerns] == ["left over: GPU 0", "left over: GPU 3"]
+    assert left_by(JOB, look) == ()
+    assert left_by(FinishedJob("47", 1000, Unknown("no list of numbers")), look) == ()
+
+
+def test_a_segment_is_the_jobs_users() -> None:
+    names = {"nccl-3XkQz1": 1000, "nccl-3XkQz2": 1001, "nccl-3XkQz3": 0, "psm_1a2b3c4d": 1000}
+    segments = [
+        Segment(path=f"/dev/shm/{name}", size=4096, uid=uid, age=99.0, device=1, inode=number)
+        for number, (name, uid) in enumerate(names.items(), 1)
+    ]
+    left = left_by(JOB, seen(segments=segments))
+    # Python's own may be meant to stay: named, and not ended.
+    assert {leftover.path: leftover.proven for leftover in left} == {
+        "/dev/shm/nccl-3XkQz1": True,
+        "/dev/shm/psm_1a2b3c4d": False,
+    }
+    concerns = list(leftover_concerns(left, Endings(), catalogue()))
+    assert {(concern.slug, concern.owner, concern.severity) for concern in concerns} == {
+        ("shm-stale-segments", Owner.USER, WARN)
+    }
+    assert concerns[0].commands == ("rm -f /dev/shm/nccl-3XkQz1",)
+
+
 def test_slurm_names_the_job() -> None:
-    environ = {"SLURM_JOB_ID": "47", "SLURM_JOB_UID": "1000", "SLURM_JOB_GPUS": "0,3"}
-    assert ended_job(environ) == FinishedJob("47", 1000, frozenset({0, 3}))
+    environ = {"SLURM_JOB_ID": "47", "SLURM_JOB_UID": "1000"}
+    assert ended_job(environ) == FinishedJob("47", 1000, frozenset())
+    for text, gpus in (("0,3", {0, 3}), ("0-3", {0, 1, 2, 3}), ("0-1,6", {0, 1, 6}), ("", set())):
+        assert ended_job({**environ, "SLURM_JOB_GPUS": text}) == FinishedJob("47", 1000, frozenset(gpus))
+    for text in ("GPU-1a2b", "3-0", "0]n[1"):
+        job = ended_job({**environ, "SLURM_JOB_GPUS": text})
+        assert job is not None
+        assert job.gpus == Unknown(f"SLURM_JOB_GPUS={text} is no list of numbers")
     assert ended_job({"SLURM_JOB_ID": "47"}) is None
     assert ended_job({"SLURM_JOB_ID": "47", "SLURM_JOB_UID": "-1"}) is None
 

@@ -90,6 +90,13 @@ def test_what_there_is_no_time_to_end_is_named(order: list[str]) -> None:
     assert [concern.summary for concern in result.outcome.others] == ["left over: worker (pid 7)"]
 
 
+def test_gpus_of_the_job_that_are_not_understood_are_said(order: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_GPUS", "GPU-1a2b")
+    result = node_gate.gate("slurm-epilog")
+    why = "SLURM_JOB_GPUS=GPU-1a2b is no list of numbers"
+    assert f"memory that the job left on its GPUs was not looked for: {why}" in result.remarks
+
+
 def test_the_look_at_leftovers_ends_in_time(order: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[float] = []
 
