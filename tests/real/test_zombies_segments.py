@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import ddpdoctor
-from tests.support.segments import make, nccl_name
+from tests.support.segments import A_MINUTE_LATER, make, nccl_name
 
 
 @pytest.mark.root
@@ -38,11 +38,5 @@ def test_a_stale_segment_is_removed_and_no_other() -> None:
 
 
 def _a_minute_later(*words: str) -> subprocess.CompletedProcess[str]:
-    """The command, to which no segment is too young, and which sees all processes that there are: those of a namespace of its own."""
-    code = (
-        "import os; from ddpdoctor.probes import context; context.INITIAL_PID_NAMESPACE = os.readlink('/proc/self/ns/pid');"
-        "from ddpdoctor.probes import shared_memory; shared_memory.SETTLED_SECONDS = -1.0;"
-        "from ddpdoctor.cli.main import main; main()"
-    )
-    alone = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, "-c", code, *words]
+    alone = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, "-c", A_MINUTE_LATER, *words]
     return subprocess.run(alone, capture_output=True, text=True, timeout=60, check=False)

@@ -54,9 +54,9 @@ class Host:
         self.etc("hosts", text)
 
     def etc(self, name: str, text: str) -> None:
-        folder = NETNS_ETC / self.namespace
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
+        path = NETNS_ETC / self.namespace / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
 
     def command(self, *command: str) -> list[str]:
         """The command line that runs `command` on this host, under its hostname."""

@@ -6,6 +6,12 @@ import string
 from pathlib import Path
 from random import Random
 
+A_MINUTE_LATER = (
+    "import os; from ddpdoctor.probes import context; context.INITIAL_PID_NAMESPACE = os.readlink('/proc/self/ns/pid');"
+    "from ddpdoctor.probes import shared_memory; shared_memory.SETTLED_SECONDS = -1.0;"
+    "from ddpdoctor.cli.main import main; main()"
+)
+"""A program: ddpdoctor, to which no segment is too young, and which in a pid namespace of its own sees all processes that there are."""
 _DRAWN = string.ascii_letters + string.digits
 
 

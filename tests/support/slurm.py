@@ -50,7 +50,7 @@ class Slurm:
 
     def __init__(self, hosts: Sequence[Host], folder: Path) -> None:
         self._hosts = hosts
-        self.environ = {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": os.environ["PATH"], "HOME": str(folder)}
+        self.environ = {"PATH": os.environ["PATH"], "HOME": str(folder)}
 
     def run(
         self, *command: str, environ: Mapping[str, str] | None = None, seconds: float = 60
@@ -73,7 +73,7 @@ class Slurm:
 def slurm(
     hosts: Sequence[Host], folder: Path, cores: int = 8, more: str = "", track: str = "proctrack/linuxproc"
 ) -> Iterator[Slurm]:
-    """The hosts as nodes of a cluster, each with so many cores by its own word. Logs are in the folder.
+    """The hosts as nodes of a cluster, each with so many cores by its own word, and an /etc/slurm of its own. Logs are in the folder.
 
     Args:
         hosts: the first is the controller, too.
@@ -88,11 +88,10 @@ def slurm(
         f"NodeName={host.hostname} NodeAddr=10.77.0.{number} CPUs={cores} RealMemory=1000 State=UNKNOWN"
         for number, host in enumerate(hosts, 11)
     )
-    configuration = folder / "slurm.conf"
-    configuration.write_text(
-        CONFIGURATION.format(controller=hosts[0].hostname, folder=folder, nodes=nodes, track=track) + more
-    )
-    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+    configuration = CONFIGURATION.format(controller=hosts[0].hostname, folder=folder, nodes=nodes, track=track)
+    for host in hosts:
+        host.etc("slurm/slurm.conf", configuration + more)
+        host.etc("slurm/cgroup.conf", "CgroupPlugin=cgroup/v1\n")
     (folder / "state").mkdir()
     key = folder / "munge.key"
     key.write_bytes(os.urandom(128))
@@ -103,8 +102,8 @@ def slurm(
     munge = [f"--{option}={folder}/munge.{ending}" for option, ending in files.items()]
     commands = [
         (hosts[0], ["munged", "--foreground", "--force", *munge]),
-        (hosts[0], ["slurmctld", "-D", "-f", str(configuration)]),
-        *((host, ["slurmd", "-D", "-N", host.hostname, "-f", str(configuration)]) for host in hosts),
+        (hosts[0], ["slurmctld", "-D"]),
+        *((host, ["slurmd", "-D", "-N", host.hostname]) for host in hosts),
     ]
     with contextlib.ExitStack() as stack, (folder / "daemons.log").open("w") as log:
         for host, command in commands:
