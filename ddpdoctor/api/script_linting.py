@@ -173,6 +173,8 @@ class _Linter:
                 for script, settings in self._scripts(paths, stdin):
                     self._judge(script, settings)
                     collect()
+                # As long as garbage isn't collected, which would go through all of their trees first.
+                self._cache.clear()
         finally:
             line.close()
         return LintResult(self._judged, tuple(self._problems))

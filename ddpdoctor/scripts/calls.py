@@ -284,6 +284,7 @@ class CallFollower(ExpressionFollower):
 
     def _instantiate(self, kind: ProjectClass, arguments: GivenArguments, caller: Spot | None) -> AbstractValue:
         made = ProjectObject(kind, self.here.guards)
+        self.made_objects.append(made)
         self.objects.setdefault(id(kind.node), made)
         method = self.member(kind, "__init__", made)
         if isinstance(method, Function):

@@ -1,4 +1,4 @@
-"""Garbage collection while many trees are made: by itself Python would go through all of them again and again."""
+"""Garbage collection while many trees are made: by itself Python would go through all of them again and again, and hardly ever find any."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Final
 
 YOUNG: Final = 1
 """Generations that are collected: what is new since the last time, in which what a followed script leaves behind is found."""
-SCRIPTS_BETWEEN: Final = 32
-"""Scripts followed between two collections."""
+MAX_NEW_OBJECTS: Final = 1_000_000
+"""Made since the last collection and still there: more than the trees of the modules that are kept."""
 
 
 @contextmanager
@@ -18,12 +18,9 @@ def collecting_between_scripts() -> Iterator[Callable[[], None]]:
     """Collect garbage when what is given is called, after each script, and not by Python's own count."""
     was_collecting = gc.isenabled()
     gc.disable()
-    done = 0
 
     def collect() -> None:
-        nonlocal done
-        done += 1
-        if done % SCRIPTS_BETWEEN == 0:
+        if gc.get_count()[0] > MAX_NEW_OBJECTS:
             gc.collect(YOUNG)
 
     try:

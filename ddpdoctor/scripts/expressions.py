@@ -104,35 +104,8 @@ class ExpressionFollower(ABC):
         self.frameworks: dict[tuple[str, int], tuple[str, Spot]] = {}
         self.read_settings: dict[str, None] = {}
         self.written_settings: list[WrittenSetting] = []
-        self._expressions: dict[type[ast.AST], Callable[[Any, FollowedFunction], AbstractValue]] = {
-            ast.Constant: self._constant,
-            ast.Name: self._name,
-            ast.Attribute: self._attribute,
-            ast.Call: self.follow_call,
-            ast.Tuple: self._display,
-            ast.List: self._display,
-            ast.Set: self._display,
-            ast.Dict: self._dict,
-            ast.BoolOp: self._bool_op,
-            ast.UnaryOp: self._unary_op,
-            ast.BinOp: self._bin_op,
-            ast.Compare: self._compare,
-            ast.IfExp: self._if_exp,
-            ast.Subscript: self._subscript,
-            ast.Slice: self._slice,
-            ast.JoinedStr: self._joined,
-            ast.FormattedValue: lambda node, frame: self.value(node.value, frame),
-            ast.Lambda: lambda node, frame: Function(node, frame.module, frame.scopes, None, frame.home),
-            ast.NamedExpr: self._named,
-            ast.Starred: lambda node, frame: self.value(node.value, frame),
-            ast.Await: lambda node, frame: self.value(node.value, frame),
-            ast.Yield: self._yield,
-            ast.YieldFrom: self._yield,
-            ast.ListComp: self._comprehension,
-            ast.SetComp: self._comprehension,
-            ast.GeneratorExp: self._comprehension,
-            ast.DictComp: self._comprehension,
-        }
+        self._kept_scopes: list[dict[str, AbstractValue]] = []
+        self.made_objects: list[ProjectObject] = []
 
     @abstractmethod
     def follow_call(self, node: ast.Call, frame: FollowedFunction) -> AbstractValue:
@@ -158,12 +131,21 @@ class ExpressionFollower(ABC):
     ) -> AbstractValue:
         """Follow a function of the project, and say what it returns."""
 
+    def release(self) -> None:
+        """Let go of all that holds itself, so that its memory is free at once, and not when garbage is collected."""
+        for names in self._kept_scopes:
+            names.clear()
+        for made in self.made_objects:
+            made.attributes.clear()
+        for record in self.here.records:
+            record.attributes.clear()
+
     def value(self, node: ast.expr | None, frame: FollowedFunction) -> AbstractValue:
         """What an expression may be worth."""
         if node is None:
             return NONE
-        handler = self._expressions.get(type(node))
-        return handler(node, frame) if handler else UNKNOWN
+        handler = _EXPRESSIONS.get(type(node))
+        return handler(self, node, frame) if handler else UNKNOWN
 
     def spot(self, node: ast.AST, frame: FollowedFunction) -> Spot:
         """Where a node stands."""
@@ -556,6 +538,14 @@ class ExpressionFollower(ABC):
     def _slice(self, node: ast.Slice, frame: FollowedFunction) -> AbstractValue:
         return MadeOf(":", tuple(self.value(part, frame) for part in (node.lower, node.upper, node.step)))
 
+    def _lambda(self, node: ast.Lambda, frame: FollowedFunction) -> AbstractValue:
+        return Function(node, frame.module, self.kept(frame.scopes), None, frame.home)
+
+    def kept(self, scopes: tuple[dict[str, AbstractValue], ...]) -> tuple[dict[str, AbstractValue], ...]:
+        """The same scopes, which something within them holds on to: they are emptied in the end."""
+        self._kept_scopes.extend(scopes)
+        return scopes
+
     def _named(self, node: ast.NamedExpr, frame: FollowedFunction) -> AbstractValue:
         value = self.value(node.value, frame)
         self.assign(node.target, value, frame)
@@ -610,6 +600,37 @@ class ExpressionFollower(ABC):
             if not result.part.endswith("[*]"):
                 here.events += 1
                 result.record.iterations.append((spot, tuple(here.loops), tuple(here.guards), here.is_reached))
+
+
+_EXPRESSIONS: Final[dict[type[ast.AST], Callable[[ExpressionFollower, Any, FollowedFunction], AbstractValue]]] = {
+    ast.Constant: ExpressionFollower._constant,
+    ast.Name: ExpressionFollower._name,
+    ast.Attribute: ExpressionFollower._attribute,
+    ast.Call: lambda follower, node, frame: follower.follow_call(node, frame),
+    ast.Tuple: ExpressionFollower._display,
+    ast.List: ExpressionFollower._display,
+    ast.Set: ExpressionFollower._display,
+    ast.Dict: ExpressionFollower._dict,
+    ast.BoolOp: ExpressionFollower._bool_op,
+    ast.UnaryOp: ExpressionFollower._unary_op,
+    ast.BinOp: ExpressionFollower._bin_op,
+    ast.Compare: ExpressionFollower._compare,
+    ast.IfExp: ExpressionFollower._if_exp,
+    ast.Subscript: ExpressionFollower._subscript,
+    ast.Slice: ExpressionFollower._slice,
+    ast.JoinedStr: ExpressionFollower._joined,
+    ast.FormattedValue: lambda follower, node, frame: follower.value(node.value, frame),
+    ast.Lambda: ExpressionFollower._lambda,
+    ast.NamedExpr: ExpressionFollower._named,
+    ast.Starred: lambda follower, node, frame: follower.value(node.value, frame),
+    ast.Await: lambda follower, node, frame: follower.value(node.value, frame),
+    ast.Yield: ExpressionFollower._yield,
+    ast.YieldFrom: ExpressionFollower._yield,
+    ast.ListComp: ExpressionFollower._comprehension,
+    ast.SetComp: ExpressionFollower._comprehension,
+    ast.GeneratorExp: ExpressionFollower._comprehension,
+    ast.DictComp: ExpressionFollower._comprehension,
+}
 
 
 class NamespacePackage(AbstractValue):

@@ -7,7 +7,7 @@ is recorded with the conditions, loops and callers around it. What can't be foll
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from ddpdoctor.facts.script import ITEM, Ranks, Role
@@ -17,6 +17,7 @@ from ddpdoctor.scripts.expressions import asks_for_rank, dotted
 from ddpdoctor.scripts.project import Project
 from ddpdoctor.scripts.project_module import ProjectModule
 from ddpdoctor.scripts.scopes import FollowedFunction
+from ddpdoctor.scripts.telling_functions import telling_functions
 from ddpdoctor.scripts.values import (
     CallResult,
     Constant,
@@ -33,7 +34,9 @@ from ddpdoctor.scripts.values import (
     Spot,
     alternatives,
     choice,
+    results_in,
 )
+from ddpdoctor.scripts.vocabulary import roles_of
 
 MAX_STATEMENTS: Final = 12_000
 """Followed in one script; there is no end to what a large project can call."""
@@ -45,33 +48,6 @@ class ScriptFollower(CallFollower):
     def __init__(self, project: Project, main: ProjectModule) -> None:
         super().__init__(project, main)
         self._left = MAX_STATEMENTS
-        self._statements: dict[type[ast.AST], Callable[[Any, FollowedFunction], bool]] = {
-            ast.Expr: self._expr,
-            ast.Assign: self._assign,
-            ast.AnnAssign: self._ann_assign,
-            ast.AugAssign: self._aug_assign,
-            ast.If: self._if,
-            ast.For: self._for,
-            ast.AsyncFor: self._for,
-            ast.While: self._while,
-            ast.With: self._with,
-            ast.AsyncWith: self._with,
-            ast.Try: self._try,
-            ast.Return: self._return,
-            ast.Raise: self._leave,
-            ast.Break: self._leave,
-            ast.Continue: self._leave,
-            ast.FunctionDef: self._function,
-            ast.AsyncFunctionDef: self._function,
-            ast.ClassDef: self._class,
-            ast.Import: self._import,
-            ast.ImportFrom: self._import,
-            ast.Global: self._global,
-            ast.Assert: self._assert,
-            ast.Match: self._match,
-        }
-        if hasattr(ast, "TryStar"):
-            self._statements[ast.TryStar] = self._try
 
     def follow(self, *, whole: bool) -> None:
         """Follow the script to its end.
@@ -83,12 +59,33 @@ class ScriptFollower(CallFollower):
         self.run_block(module.tree.body, FollowedFunction(module, (module.values,)))
         if whole:
             self.here.is_reached = False
-            for name in list(module.bindings):
-                for value in alternatives(self.global_value(module, name) or UNKNOWN):
-                    if isinstance(value, Function) and value.module is module:
-                        self._follow_unreached(value)
-                    elif isinstance(value, ProjectClass) and value.module is module:
-                        self._follow_class(value)
+            for value in self._telling(module):
+                if isinstance(value, ProjectClass):
+                    self._follow_class(value)
+                else:
+                    self._follow_unreached(value)
+
+    def _telling(self, module: ProjectModule) -> Iterator[Function | ProjectClass]:
+        """Yield the module's functions and classes that may come to a call with a role."""
+        own: list[tuple[str, Function | ProjectClass]] = []
+        names: list[str] = []
+        for name in list(module.bindings):
+            for value in alternatives(self.global_value(module, name) or UNKNOWN):
+                if isinstance(value, Function | ProjectClass) and value.module is module:
+                    own.append((name, value))
+                    if isinstance(value, ProjectClass) and self._holds_results(value):
+                        names.append(name)
+                elif results_in(value) or (isinstance(value, LibraryName) and roles_of(value.name)):
+                    names.append(name)
+        found = telling_functions(((name, value.node) for name, value in own), module.source, names)
+        return (value for _, value in own if id(value.node) in found)
+
+    def _holds_results(self, kind: ProjectClass) -> bool:
+        """Whether the objects of a class may hold results of calls that stand elsewhere."""
+        made = self.objects.get(id(kind.node))
+        return (made is not None and bool(results_in(made))) or any(
+            isinstance(base, ProjectClass) and base.module is not kind.module for base in self.bases(kind)
+        )
 
     def _follow_unreached(self, function: Function) -> None:
         if id(function.node) not in self.visits:
@@ -96,6 +93,7 @@ class ScriptFollower(CallFollower):
 
     def _follow_class(self, kind: ProjectClass) -> None:
         made = self.objects.get(id(kind.node)) or ProjectObject(kind)
+        self.made_objects.append(made)
         for name in sorted(kind.methods, key=lambda name: name != "__init__"):
             self._follow_unreached(Function(kind.methods[name], kind.module, kind.scopes, made, kind))
 
@@ -113,8 +111,8 @@ class ScriptFollower(CallFollower):
             if self._left < 0:
                 self.is_cut_short = True
                 return False
-            handler = self._statements.get(type(statement))
-            if handler is not None and handler(statement, frame):
+            handler = _STATEMENTS.get(type(statement))
+            if handler is not None and handler(self, statement, frame):
                 return True
         return False
 
@@ -157,12 +155,12 @@ class ScriptFollower(CallFollower):
         return True
 
     def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, frame: FollowedFunction) -> bool:
-        scopes = () if frame.scopes[0] is frame.module.values else frame.scopes
+        scopes = () if frame.scopes[0] is frame.module.values else self.kept(frame.scopes)
         self._bind(node.name, Function(node, frame.module, scopes), frame)
         return False
 
     def _class(self, node: ast.ClassDef, frame: FollowedFunction) -> bool:
-        scopes = () if frame.scopes[0] is frame.module.values else frame.scopes
+        scopes = () if frame.scopes[0] is frame.module.values else self.kept(frame.scopes)
         self._bind(node.name, ProjectClass(node, frame.module, scopes), frame)
         return False
 
@@ -377,6 +375,35 @@ class ScriptFollower(CallFollower):
         if isinstance(value, CallResult):
             return value.record.name
         return dotted(node).removesuffix("()")
+
+
+_STATEMENTS: Final[dict[type[ast.AST], Callable[[ScriptFollower, Any, FollowedFunction], bool]]] = {
+    ast.Expr: ScriptFollower._expr,
+    ast.Assign: ScriptFollower._assign,
+    ast.AnnAssign: ScriptFollower._ann_assign,
+    ast.AugAssign: ScriptFollower._aug_assign,
+    ast.If: ScriptFollower._if,
+    ast.For: ScriptFollower._for,
+    ast.AsyncFor: ScriptFollower._for,
+    ast.While: ScriptFollower._while,
+    ast.With: ScriptFollower._with,
+    ast.AsyncWith: ScriptFollower._with,
+    ast.Try: ScriptFollower._try,
+    ast.Return: ScriptFollower._return,
+    ast.Raise: ScriptFollower._leave,
+    ast.Break: ScriptFollower._leave,
+    ast.Continue: ScriptFollower._leave,
+    ast.FunctionDef: ScriptFollower._function,
+    ast.AsyncFunctionDef: ScriptFollower._function,
+    ast.ClassDef: ScriptFollower._class,
+    ast.Import: ScriptFollower._import,
+    ast.ImportFrom: ScriptFollower._import,
+    ast.Global: ScriptFollower._global,
+    ast.Assert: ScriptFollower._assert,
+    ast.Match: ScriptFollower._match,
+}
+if hasattr(ast, "TryStar"):
+    _STATEMENTS[ast.TryStar] = ScriptFollower._try
 
 
 def _known_truth(question: Question, frame: FollowedFunction) -> bool | None:

@@ -16,8 +16,8 @@ from ddpdoctor.scripts.vocabulary import known_packages
 MARKS: Final = (".git", ".hg", "pyproject.toml", "setup.py", "setup.cfg")
 """Files and folders that stand at the top of a project."""
 INSTALLED: Final = ("site-packages", "dist-packages")
-MAX_KEPT_MODULES: Final = 64
-"""Modules that several scripts import, kept with their trees."""
+MAX_KEPT_LINES: Final = 20_000
+"""Of modules that several scripts may import: they are kept with their trees, of which a line takes 2 KiB."""
 MAX_FOLDERS_UP: Final = 8
 
 
@@ -31,6 +31,7 @@ class ModuleCache:
     def __init__(self, contents: Mapping[str, bytes] = MappingProxyType({})) -> None:
         self._contents = contents
         self._modules: OrderedDict[str, ProjectModule | UnreadableSource] = OrderedDict()
+        self._lines = 0
         self._names: dict[str, frozenset[str]] = {}
         self._roots: dict[str, tuple[tuple[str, ...], str]] = {}
         self._located: dict[str, tuple[str, str] | None] = {}
@@ -64,6 +65,11 @@ class ModuleCache:
             self._roots[folder] = _roots_of(folder)
         return self._roots[folder]
 
+    def clear(self) -> None:
+        """Forget the modules; their trees are freed."""
+        self._modules.clear()
+        self._lines = 0
+
     def load(self, path: str, name: str) -> ProjectModule:
         """Read and parse a file, unless it is known.
 
@@ -82,13 +88,18 @@ class ModuleCache:
             except UnreadableSource as error:
                 module = error
             self._modules[path] = module
-            if len(self._modules) > MAX_KEPT_MODULES:
-                self._modules.popitem(last=False)
+            self._lines += _lines_of(module)
+            while self._lines > MAX_KEPT_LINES and len(self._modules) > 1:
+                self._lines -= _lines_of(self._modules.popitem(last=False)[1])
         else:
             self._modules.move_to_end(path)
         if isinstance(module, UnreadableSource):
             raise module
         return module
+
+
+def _lines_of(module: ProjectModule | UnreadableSource) -> int:
+    return len(module.source.lines) if isinstance(module, ProjectModule) else 1
 
 
 class Project:

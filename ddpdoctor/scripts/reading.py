@@ -119,6 +119,7 @@ def _facts(path: str, module: ProjectModule, project: Project) -> Script:
         problem = f"not followed: {type(crash).__name__} ({where.name}, line {where.lineno}); a bug in ddpdoctor, please report it"
         return Script(path=path, files=(SourceFile(path, problem),))
     finally:
+        follower.release()
         project.forget()
 
 
