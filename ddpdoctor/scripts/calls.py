@@ -284,7 +284,7 @@ class CallFollower(ExpressionFollower):
 
     def _instantiate(self, kind: ProjectClass, arguments: GivenArguments, caller: Spot | None) -> AbstractValue:
         made = ProjectObject(kind, self.here.guards)
-        self.made_objects.append(made)
+        self.filled.append(made.attributes)
         self.objects.setdefault(id(kind.node), made)
         method = self.member(kind, "__init__", made)
         if isinstance(method, Function):
@@ -412,6 +412,7 @@ class CallFollower(ExpressionFollower):
         if isinstance(receiver, Items) and name in ("append", "extend", "insert"):
             if arguments:
                 receiver.items.append(arguments[-1][1])
+                self.filled.append(receiver.items)
             return NONE
         full = (
             f"{receiver.record.name}().{name}"
@@ -447,6 +448,7 @@ class CallFollower(ExpressionFollower):
             otherwise = values[1] if len(values) > 1 else NONE
             return otherwise if receiver.is_whole else choice((UNKNOWN, otherwise))
         if name == "update":
+            self.filled.append(receiver.items)
             for key, value, _ in arguments:
                 if key.isidentifier():
                     receiver.items[key] = value

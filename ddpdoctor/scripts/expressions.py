@@ -104,8 +104,8 @@ class ExpressionFollower(ABC):
         self.frameworks: dict[tuple[str, int], tuple[str, Spot]] = {}
         self.read_settings: dict[str, None] = {}
         self.written_settings: list[WrittenSetting] = []
-        self._kept_scopes: list[dict[str, AbstractValue]] = []
-        self.made_objects: list[ProjectObject] = []
+        self.filled: list[dict[str, AbstractValue] | list[AbstractValue]] = []
+        """What may come to hold itself: scopes, attributes, lists."""
 
     @abstractmethod
     def follow_call(self, node: ast.Call, frame: FollowedFunction) -> AbstractValue:
@@ -133,12 +133,10 @@ class ExpressionFollower(ABC):
 
     def release(self) -> None:
         """Let go of all that holds itself, so that its memory is free at once, and not when garbage is collected."""
-        for names in self._kept_scopes:
-            names.clear()
-        for made in self.made_objects:
-            made.attributes.clear()
+        for container in self.filled:
+            container.clear()
         for record in self.here.records:
-            record.attributes.clear()
+            record.release()
 
     def value(self, node: ast.expr | None, frame: FollowedFunction) -> AbstractValue:
         """What an expression may be worth."""
@@ -542,8 +540,8 @@ class ExpressionFollower(ABC):
         return Function(node, frame.module, self.kept(frame.scopes), None, frame.home)
 
     def kept(self, scopes: tuple[dict[str, AbstractValue], ...]) -> tuple[dict[str, AbstractValue], ...]:
-        """The same scopes, which something within them holds on to: they are emptied in the end."""
-        self._kept_scopes.extend(scopes)
+        """The same scopes, which something within them holds on to."""
+        self.filled += scopes
         return scopes
 
     def _named(self, node: ast.NamedExpr, frame: FollowedFunction) -> AbstractValue:

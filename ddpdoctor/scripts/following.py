@@ -93,7 +93,7 @@ class ScriptFollower(CallFollower):
 
     def _follow_class(self, kind: ProjectClass) -> None:
         made = self.objects.get(id(kind.node)) or ProjectObject(kind)
-        self.made_objects.append(made)
+        self.filled.append(made.attributes)
         for name in sorted(kind.methods, key=lambda name: name != "__init__"):
             self._follow_unreached(Function(kind.methods[name], kind.module, kind.scopes, made, kind))
 
@@ -141,6 +141,7 @@ class ScriptFollower(CallFollower):
             old = self.look_up(node.target.id, frame)
             if isinstance(old, Items) and isinstance(value, Items):
                 old.items += value.items
+                self.filled.append(old.items)
             else:
                 self.assign(node.target, MadeOf("+", (old, value)), frame)
         else:
@@ -239,6 +240,7 @@ class ScriptFollower(CallFollower):
             attributes = holder.module.values
         elif isinstance(holder, Mapping):
             attributes = holder.items
+            self.filled.append(attributes)
         else:
             return
         old = attributes.get(name)

@@ -67,6 +67,8 @@ def _counts(judged: Sequence[JudgedScript], problems: Sequence[str]) -> str:
         parts.append(f"{plural(ignored, 'finding')} ignored by comments")
     if problems:
         parts.append(f"{len(problems)} not read")
+    if crashed := crashes(judged):
+        parts.append(f"{plural(len(crashed), 'check')} crashed")
     return f"{listed(parts)}."
 
 

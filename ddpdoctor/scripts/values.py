@@ -312,6 +312,11 @@ class CallRecord:
         self.escapes: list[tuple[str, Spot]] = []
         self.iterations: list[tuple[Spot, tuple[LoopSpot, ...], tuple[Guard, ...], bool]] = []
 
+    def release(self) -> None:
+        """Let go of what may lead back to it."""
+        for added in (self.arguments, self.attributes, self.attributes_set, self.escapes, self.iterations):
+            added.clear()
+
 
 def choice(values: Iterable[AbstractValue]) -> AbstractValue:
     """One of these; of too many nothing is known."""

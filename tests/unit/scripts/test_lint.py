@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from pathlib import Path
@@ -13,6 +14,7 @@ from ddpdoctor.api import UsageError
 from ddpdoctor.api.script_linting import LintResult
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.scripts.judging import JudgedScript
+from ddpdoctor.scripts.project import MAX_KEPT_LINES, ModuleCache
 from ddpdoctor.scripts.source_text import MAX_SOURCE_BYTES
 from tests.support.script_cases import SCRIPTS
 
@@ -187,6 +189,44 @@ def test_where_a_check_crashes_nothing_is_called_well() -> None:
     assert result.verdict is Verdict.UNKNOWN
     assert result.exit_code() == 2
     assert f"{SLUG}: ZeroDivisionError" in result.to_text()
+
+
+def test_a_check_that_crashes_leaves_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(script: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("ddpdoctor.checks.script.data._is_told", crash)
+    result = lint(["-"], stdin=SICK.encode())
+    assert result.verdict is Verdict.UNKNOWN
+    assert result.exit_code() == 2
+    assert "1 check crashed" in result.to_text()
+    assert SLUG in result.to_text()
+    assert SLUG in result.to_concise()
+
+
+def test_nothing_is_left_for_the_garbage_collector() -> None:
+    folders = [SCRIPTS / SLUG, SCRIPTS / "save-by-every-rank"]
+    lint(folders)
+    gc.collect()
+    gc.disable()
+    try:
+        assert len(lint(folders).judged) > 20
+        gc.disable()
+        assert gc.collect() < 1000
+    finally:
+        gc.enable()
+
+
+def test_modules_are_kept_by_their_lines(tmp_path: Path) -> None:
+    files = [tmp_path / f"{number}.py" for number in range(3)]
+    for file in files:
+        file.write_text("pass\n" * (MAX_KEPT_LINES // 2 - 1))
+    cache = ModuleCache()
+    first, second = (cache.load(str(file), file.name) for file in files[:2])
+    assert cache.load(str(files[0]), "0.py") is first, "there is room for two"
+    cache.load(str(files[2]), "2.py")
+    assert cache.load(str(files[0]), "0.py") is first, "it was needed after the second"
+    assert cache.load(str(files[1]), "1.py") is not second
 
 
 def test_hints_alone_are_no_certain_mistakes() -> None:

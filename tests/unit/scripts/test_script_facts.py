@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.facts.script import Condition, OriginKind, Ranks, Role, Script
+from ddpdoctor.scripts.following import MAX_STATEMENTS
 from ddpdoctor.scripts.reading import read_text
 
 HEAD = "import os\nimport torch\nimport torch.distributed as dist\nimport torch.multiprocessing as mp\nimport multiprocessing\n"
@@ -102,3 +103,43 @@ def test_a_setting_is_written_where_somebody_comes() -> None:
         "MASTER_ADDR": False,
         "MASTER_PORT": True,
     }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def work():\n    dist.barrier()\n",
+        "from torch.distributed import barrier as wait\ndef work():\n    wait()\n",
+        "def inner():\n    dist.barrier()\ndef work():\n    inner()\n",
+        "class Work:\n    def run(self):\n        self.wait = dist\n        self.wait.barrier()\n",
+        "def work():\n    def inner():\n        dist.barrier()\n    inner()\n",
+    ],
+    ids=["function", "alias", "through another", "class", "nested"],
+)
+def test_a_function_that_nobody_calls_is_followed_where_it_tells(text: str) -> None:
+    calls = list(facts(text).with_role(Role.COLLECTIVE))
+    assert calls
+    assert not any(call.is_reached for call in calls)
+
+
+def test_a_class_that_is_handed_a_loader_is_followed() -> None:
+    script = facts(
+        "from torch.utils.data import DataLoader\n"
+        "class Work:\n    def __init__(self, data):\n        self.data = data\n"
+        "    def run(self):\n        for batch in self.data:\n            print(batch)\n"
+        "Work(DataLoader([1]))\n"
+    )
+    (loader,) = script.with_role(Role.LOADER)
+    assert [iteration.is_reached for iteration in loader.iterations] == [False]
+
+
+def test_the_environment_counts_where_nobody_calls() -> None:
+    assert facts("def work():\n    return os.environ['LOCAL_RANK']\n").read_settings == ("LOCAL_RANK",)
+
+
+def test_helpers_that_nobody_calls_cost_nothing() -> None:
+    body = "    x += 1\n" * 100
+    helpers = "".join(f"def helper_{number}(x):\n{body}" for number in range(MAX_STATEMENTS // 100 + 1))
+    script = facts(f"{helpers}def work():\n    dist.barrier()\n")
+    assert not script.is_cut_short
+    assert len(list(script.with_role(Role.COLLECTIVE))) == 1
