@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix, Owner
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix, Owner
 from ddpdoctor.base.lazy_patterns import compile_lazily
-from ddpdoctor.checks.script.script_facts import at, each_place_once, require_distributed, ways_to
+from ddpdoctor.checks.script.script_facts import at, each_place_once, lets_through, require_distributed, ways_to
 from ddpdoctor.engine.registry import check
 from ddpdoctor.facts.script import Condition, LibraryCall, Ranks, Role, Script
 
@@ -17,6 +17,12 @@ _OPPOSITES: Final = {
     Ranks.NOT_ZERO: (Ranks.ZERO, Ranks.SOME),
     Ranks.LOCAL_ZERO: (Ranks.NOT_LOCAL_ZERO, Ranks.SOME),
     Ranks.NOT_LOCAL_ZERO: (Ranks.LOCAL_ZERO, Ranks.SOME),
+}
+_LEAVES: Final = {
+    Ranks.ZERO: "Rank 0 alone leaves",
+    Ranks.NOT_ZERO: "All ranks but 0 leave",
+    Ranks.LOCAL_ZERO: "Local rank 0 alone leaves",
+    Ranks.NOT_LOCAL_ZERO: "All but local rank 0 leave",
 }
 _WHO: Final = {
     Ranks.ZERO: "rank 0 alone comes",
@@ -71,6 +77,57 @@ def collective_on_some_ranks(script: Script) -> Iterator[Finding]:
         condition = _separating(call, collectives)
         if condition is not None:
             yield _left_alone(call, condition)
+    yield from _leaving_alone(script)
+    for forward in each_place_once(ways_to(script, Role.FORWARD)):
+        condition = _separating(forward, list(script.with_role(Role.FORWARD)))
+        if condition is not None:
+            yield _forward_alone(forward, condition)
+
+
+def _leaving_alone(script: Script) -> Iterator[Finding]:
+    """Find where some ranks leave a loop in which the others go on to average gradients."""
+    if not any(script.with_role(Role.WRAP)):
+        return
+    leaves = list(script.with_role(Role.LEAVE))
+    for leave in each_place_once(ways_to(script, Role.LEAVE)):
+        loop = leave.loops[-1].number if leave.loops else -1
+        others = [other for other in leaves if other.loops[-1:] == leave.loops[-1:]]
+        condition = _separating(leave, others)
+        averaging = (
+            backward
+            for backward in ways_to(script, Role.BACKWARD)
+            if any(around.number == loop for around in backward.loops)
+            and not lets_through(backward.conditions, *_OPPOSITES)
+        )
+        if condition is not None and (backward := next(averaging, None)):
+            yield Finding.of(
+                f"{_LEAVES[condition.ranks]} the loop: the others wait for them in the next backward pass",
+                at(condition.place, "the condition"),
+                at(leave.place, "the loop is left"),
+                at(backward.place, "all ranks average their gradients here"),
+                Fix(
+                    "Let all ranks know of it, and leave together",
+                    (
+                        "stop = torch.tensor(float(stop), device=device)",
+                        "torch.distributed.broadcast(stop, src=0)",
+                        "if stop.item():",
+                        "    break",
+                    ),
+                ),
+                place=leave.place,
+            )
+
+
+def _forward_alone(forward: LibraryCall, condition: Condition) -> Finding:
+    model = forward.receiver.text if forward.receiver else "model"
+    return Finding.of(
+        f"{_WHO[condition.ranks].capitalize()} to the wrapped model's forward: it waits for the others, perhaps",
+        at(condition.place, "the condition"),
+        at(forward.place, "the forward pass"),
+        Fix("Call the bare model there, which waits for nobody", (f"{model}.module(...)",)),
+        severity=INFO,
+        place=forward.place,
+    )
 
 
 def _is_of_all(call: LibraryCall) -> bool:

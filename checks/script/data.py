@@ -21,6 +21,7 @@ from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.script import Iteration, LibraryCall, OriginKind, Role, Script, Value
 
 _LOADER = "torch.utils.data.DataLoader"
+_PREPARE = "accelerate.Accelerator().prepare"
 _RANDOM = "torch.utils.data.RandomSampler"
 
 
@@ -116,6 +117,10 @@ def loader_without_sampler(script: Script) -> Iterator[Finding]:
     `sampler.set_epoch(epoch)` in the loop over epochs.
     """
     require_several_processes(script)
+    uneven = [*_shared_out_twice(script), *_overlapping(script)]
+    if uneven:
+        yield from uneven
+        return
     engines = list(deepspeed_engines(script))
     wraps = [*reached(script, Role.WRAP), *engines]
     requires(wraps, "no model is wrapped by DistributedDataParallel")
@@ -141,6 +146,42 @@ def loader_without_sampler(script: Script) -> Iterator[Finding]:
                     ),
                 ),
                 place=loader.place,
+            )
+
+
+def _shared_out_twice(script: Script) -> Iterator[Finding]:
+    """Find loaders with a DistributedSampler that accelerate shares out once more."""
+    for loader in reached(script, Role.LOADER):
+        sampler = next(samplers_of(script, loader), None)
+        preparing = next((escape for escape in loader.escapes if escape.name == _PREPARE), None)
+        if sampler and preparing and not may_be_on_some_ranks(sampler):
+            yield Finding.of(
+                "The data are shared out twice: each rank trains on its share of its share, and most are never seen",
+                at(sampler.place, "shared out by the sampler"),
+                at(loader.place, "the loader"),
+                at(preparing.place, "and by accelerate"),
+                Fix(
+                    "Leave it to accelerate: build the loader without the sampler",
+                    (f"DataLoader({_text(loader)}, shuffle=True, ...)",),
+                ),
+                place=sampler.place,
+            )
+
+
+def _overlapping(script: Script) -> Iterator[Finding]:
+    """Find samplers that shuffle differently on each rank."""
+    for sampler in reached(script, Role.SAMPLER):
+        seed = sampler.argument("seed", 4)
+        shuffle = sampler.argument("shuffle", 3)
+        if knows_rank(seed) and (shuffle is None or shuffle.is_constant("True")):
+            yield Finding.of(
+                "Each rank shuffles by a seed of its own: the shares overlap, and some of the data nobody sees",
+                at(sampler.place, "the seed has the rank in it"),
+                Fix(
+                    "Give all ranks the same seed: the sampler takes every n-th of one order",
+                    (f"DistributedSampler({_text(sampler)}, seed=seed)",),
+                ),
+                place=sampler.place,
             )
 
 
@@ -196,6 +237,8 @@ def _epochs_without_order(script: Script, loader: LibraryCall, sampler: LibraryC
 
 def _is_told(script: Script, loader: LibraryCall, sampler: LibraryCall) -> bool:
     """Whether set_epoch is called on them, or on something that may be them."""
+    if script.unfollowed:
+        return True
     for call in script.with_role(Role.SET_EPOCH):
         made = [script.call(origin.call) for origin in call.receiver.origins] if call.receiver else []
         if not made or None in made or any(other and other.place in (loader.place, sampler.place) for other in made):

@@ -16,6 +16,8 @@ _SPELLINGS: Final = ("'--local_rank'", "'--local-rank'")
 _READERS: Final = compile_lazily(r"init|dist|setup|launch", re.IGNORECASE)
 """Names of functions that may read the environment, and correct the options that they are handed."""
 _LOCAL_RANK: Final = "LOCAL_RANK"
+_ASKED: Final = compile_lazily(r"\blocal_rank\s*(?:[!=]=|>=?)\s*-?\d")
+"""A condition that asks whether a launcher gave a local rank."""
 _NUMBER: Final = compile_lazily(r"-?\d{1,4}")
 
 
@@ -62,6 +64,8 @@ def local_rank_argument_only(script: Script) -> Iterator[Finding]:
 def _use_of_local_rank(script: Script) -> LibraryCall | None:
     """The first call that depends on the option."""
     for call in script.with_role(Role.SET_DEVICE, Role.DEVICE, Role.MOVE, Role.WRAP, Role.PROCESS_GROUP):
+        if any(_ASKED.search(condition.place.text) for condition in call.conditions):
+            return call
         values = [argument.value for argument in call.arguments]
         for value in values:
             if any(origin.kind is OriginKind.LOCAL_RANK and origin.text == "option" for origin in value.flattened()):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from ddpdoctor.base.findings import INFO, WARN, Finding, Fix, Owner, SourcePlace
 from ddpdoctor.base.lazy_patterns import compile_lazily
-from ddpdoctor.checks.script.script_facts import at, lets_through, reached, require_distributed
+from ddpdoctor.checks.script.script_facts import at, reached, require_distributed
 from ddpdoctor.engine.registry import check, requires
-from ddpdoctor.facts.script import OriginKind, Ranks, Role, Script, Value
+from ddpdoctor.facts.script import Condition, OriginKind, Ranks, Role, Script, Value
 
 _SETTINGS: Final = ("MASTER_PORT", "MASTER_ADDR")
 _OF_LAUNCHER: Final = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"})
@@ -79,17 +79,29 @@ def _written(script: Script) -> Iterator[_Meeting]:
         for written in script.settings:
             if written.name != setting or written.is_default or setting in script.read_settings:
                 continue
-            if not written.is_reached:
-                continue
-            if not lets_through(written.conditions, Ranks.NOT_DISTRIBUTED, Ranks.MAY_BE_SOME):
+            if written.is_reached and _is_always(written.conditions):
                 yield _Meeting(setting, written.value, written.place)
 
 
 def _urls(script: Script) -> Iterator[_Meeting]:
     for call in reached(script, Role.PROCESS_GROUP):
         url = call.argument("init_method", 1)
-        if url and all(_LITERAL_URL.fullmatch(origin.text) for origin in url.origins):
+        if url and _is_always(call.conditions) and all(_LITERAL_URL.fullmatch(origin.text) for origin in url.origins):
             yield _Meeting("", url, call.place)
+
+
+def _is_always(conditions: Iterable[Condition]) -> bool:
+    """Whether it is so in each distributed run: not for one launcher, debugging or a host alone."""
+    return all(condition.ranks is Ranks.DISTRIBUTED for condition in conditions)
+
+
+def _is_told_rank(script: Script) -> bool:
+    """Whether it is the environment that tells the group each process's rank."""
+    for group in reached(script, Role.PROCESS_GROUP):
+        rank = group.argument("rank", 4)
+        if rank is None or any(origin.text in _OF_LAUNCHER for origin in rank.origins):
+            return True
+    return False
 
 
 def _is_literal(value: Value) -> bool:
@@ -99,7 +111,7 @@ def _is_literal(value: Value) -> bool:
 
 
 def _hidden(script: Script, meeting: _Meeting) -> Finding:
-    read = sorted(_OF_LAUNCHER.intersection(script.read_settings))
+    read = sorted(_OF_LAUNCHER.intersection(script.read_settings)) if _is_told_rank(script) else []
     value = meeting.value.origins[0].text.strip("'")
     name = meeting.setting or "init_method"
     fix = (

@@ -134,6 +134,8 @@ class Role(str, Enum):
     """Parameters are frozen or set free."""
     NEW_PARAMETERS = "new-parameters"
     """A module gets more of them."""
+    LEAVE = "leave"
+    """A loop is left, by some ranks or perhaps by some: no call, but told of as one."""
 
 
 class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -359,6 +361,8 @@ class Script(Facts, frozen=True):
     read_settings: Annotated[tuple[str, ...], Source(SOURCE)] = ()
     """Names of the environment variables that it reads."""
     ignored: tuple[IgnoreComment, ...] = ()
+    unfollowed: Annotated[tuple[str, ...], Source(SOURCE)] = ()
+    """Methods that tell a sampler the epoch, in lines to which it doesn't come."""
     is_cut_short: bool = False
     """It is too large to be followed to its end."""
 

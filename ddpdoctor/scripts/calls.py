@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Final
 
-from ddpdoctor.facts.script import OriginKind, Ranks, Role
+from ddpdoctor.facts.script import ITEM, OriginKind, Ranks, Role
 from ddpdoctor.scripts.abstract_value import UNKNOWN, AbstractValue
 from ddpdoctor.scripts.expressions import ExpressionFollower, dotted
 from ddpdoctor.scripts.project import Project
@@ -16,6 +16,7 @@ from ddpdoctor.scripts.rank_tests import RANK_KINDS
 from ddpdoctor.scripts.scopes import FollowedFunction
 from ddpdoctor.scripts.values import (
     NONE,
+    TURN,
     CallRecord,
     CallResult,
     Choice,
@@ -178,7 +179,7 @@ class CallFollower(ExpressionFollower):
             roles = (Role.FORWARD,) if Role.WRAP in callee.record.roles and not callee.part else ()
             if roles:
                 return CallResult(
-                    self._record(f"{callee.record.name}()()", roles, arguments, (callee, node.func), node, frame)
+                    self.record(f"{callee.record.name}()()", roles, arguments, (callee, node.func), node, frame)
                 )
         else:
             self._escape(f"{dotted(node.func)}()", arguments, node, frame)
@@ -312,7 +313,7 @@ class CallFollower(ExpressionFollower):
             return NONE
         known = roles_of(name)
         if known:
-            record = self._record(*known, arguments, None, node, frame)
+            record = self.record(*known, arguments, None, node, frame)
             if not {Role.PREPARE, Role.ENGINE}.isdisjoint(record.roles):
                 self._escape(name, arguments, node, frame)
             if Role.SPAWN in record.roles:
@@ -425,7 +426,7 @@ class CallFollower(ExpressionFollower):
         is_same = name in _SAME_METHODS
         if known:
             at = node.func.value if isinstance(node.func, ast.Attribute) else node.func
-            record = self._record(*known, arguments, (receiver, at), node, frame)
+            record = self.record(*known, arguments, (receiver, at), node, frame)
             if Role.PREPARE in record.roles:
                 self._escape(full, arguments, node, frame)
             if Role.SPAWN in record.roles:
@@ -465,15 +466,16 @@ class CallFollower(ExpressionFollower):
 
     # --- recording ----------------------------------------------------------------------------------------------------------
 
-    def _record(
+    def record(
         self,
         name: str,
         roles: tuple[Role, ...],
         arguments: GivenArguments,
         receiver: tuple[AbstractValue, ast.expr] | None,
-        node: ast.Call,
+        node: ast.AST,
         frame: FollowedFunction,
     ) -> CallRecord:
+        """Tell of a call, or of something else that a rule asks for."""
         here = self.here
         record = CallRecord(
             len(here.records),
@@ -517,7 +519,8 @@ def _holds_objects(value: AbstractValue) -> bool:
 def _numbered(values: Sequence[AbstractValue], index: Quantity) -> list[AbstractValue]:
     """What the function of a process is handed, of which the first that may be it is the process's number."""
     for place, value in enumerate(values):
-        if value is UNKNOWN or (isinstance(value, Quantity) and value.kind in RANK_KINDS):
+        is_counted = isinstance(value, MadeOf) and value.how in (TURN, ITEM)
+        if value is UNKNOWN or is_counted or (isinstance(value, Quantity) and value.kind in RANK_KINDS):
             return [*values[:place], index, *values[place + 1 :]]
     return list(values)
 

@@ -28,6 +28,7 @@ from ddpdoctor.scripts.rank_tests import (
 from ddpdoctor.scripts.scopes import FollowedFunction, Surroundings
 from ddpdoctor.scripts.values import (
     NONE,
+    TURN,
     CallResult,
     Choice,
     Constant,
@@ -586,9 +587,9 @@ class ExpressionFollower(ABC):
             if name == "enumerate()":
                 return Items([_TURN, self.item_of(iterated.parts[0])])
             if name in ("range()", "count()"):
-                return MadeOf("range", iterated.parts)
+                return MadeOf(TURN, iterated.parts)
             if name in ("tqdm()", "trange()") and iterated.parts:
-                return MadeOf("range", iterated.parts) if name == "trange()" else self.item_of(iterated.parts[0])
+                return MadeOf(TURN, iterated.parts) if name == "trange()" else self.item_of(iterated.parts[0])
         return MadeOf(ITEM, ())
 
     def iterate(self, iterated: AbstractValue, spot: Spot) -> None:
@@ -642,7 +643,7 @@ class NamespacePackage(AbstractValue):
 
 
 _BUILTINS: Final = frozenset(dir(builtins))
-_TURN: Final = MadeOf("range", ())
+_TURN: Final = MadeOf(TURN, ())
 """The number of a loop's turn."""
 _LOCAL_RANK_OPTIONS: Final = ("--local_rank", "--local-rank")
 

@@ -16,6 +16,7 @@ from ddpdoctor.scripts.calls import ENDING, CallFollower
 from ddpdoctor.scripts.expressions import asks_for_rank, dotted
 from ddpdoctor.scripts.project import Project
 from ddpdoctor.scripts.project_module import ProjectModule
+from ddpdoctor.scripts.rank_tests import splits
 from ddpdoctor.scripts.scopes import FollowedFunction
 from ddpdoctor.scripts.telling_functions import telling_functions
 from ddpdoctor.scripts.values import (
@@ -153,6 +154,8 @@ class ScriptFollower(CallFollower):
         return True
 
     def _leave(self, node: ast.Raise | ast.Break | ast.Continue, frame: FollowedFunction) -> bool:
+        if isinstance(node, ast.Break) and splits(tuple(guard.ranks for guard in self.here.guards)):
+            self.record("break", (Role.LEAVE,), [], None, node, frame)
         return True
 
     def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, frame: FollowedFunction) -> bool:

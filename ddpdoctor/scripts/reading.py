@@ -59,6 +59,8 @@ _MAX_DEPTH: Final = 4
 _MAX_TEXT: Final = 80
 _MAX_ATTRIBUTES: Final = 16
 """Of an object of the project."""
+_SET_EPOCH: Final = "set_epoch"
+_TELLS_EPOCH: Final = compile_lazily(rf"[^#]*\.({_SET_EPOCH})\(")
 _IGNORE: Final = compile_lazily(r"#\s*ddpdoctor:\s*ignore(?:\[([^\]]*)\])?")
 _TELLS_OF_RANKS: Final = compile_lazily(
     r"distributed|DataParallel|accelerat|deepspeed|lightning|local.?rank|Fabric|Trainer|ray\.train|mmengine|LOCAL_RANK|torchrun"
@@ -157,8 +159,18 @@ class _Frozen:
             ),
             read_settings=tuple(follower.read_settings),
             ignored=tuple(line for module in (follower.main, *project.modules) for line in _ignored(module.source)),
+            unfollowed=tuple(self._unfollowed((follower.main, *project.modules))),
             is_cut_short=follower.is_cut_short,
         )
+
+    def _unfollowed(self, modules: Iterable[ProjectModule]) -> Iterator[str]:
+        """The methods that are called in lines to which the script doesn't come: in a hook, or by a name that is put together."""
+        followed = {(record.spot[0].source.name, record.spot[1]) for record in self._follower.here.records}
+        for module in modules:
+            for number, line in enumerate(module.source.lines, 1):
+                found = _TELLS_EPOCH.match(line) if _SET_EPOCH in line else None
+                if found and (module.source.name, number) not in followed:
+                    yield found[1]
 
     def _call(self, record: CallRecord) -> LibraryCall:
         receiver = record.receiver

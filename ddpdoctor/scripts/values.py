@@ -75,6 +75,10 @@ class MadeOf(AbstractValue):
         self.parts = parts
 
 
+TURN: Final = "turn"
+"""How a number is made that a loop counts."""
+
+
 class Items(AbstractValue):
     """A list, tuple or set whose items are known."""
 

@@ -149,7 +149,7 @@ _COUNTS: Final = compile_lazily(
     re.I,
 )
 """How many there are: the same for all ranks."""
-_OUTPUT: Final = compile_lazily(r"save|saving|log|writ|print|verbose|dump|report|output", re.I)
+_OUTPUT: Final = compile_lazily(r"save|saving|writ|dump|output|log", re.I)
 
 
 @cache
@@ -160,5 +160,5 @@ def hints_at_ranks(text: str) -> bool:
 
 @cache
 def may_hold_rank_test(text: str) -> bool:
-    """Whether a flag of which nothing else is known may hold what was asked of the rank, by its words: rank 0 alone saves and prints."""
+    """Whether a flag of which nothing else is known may hold what was asked of the rank, by its words: rank 0 alone saves."""
     return hints_at_ranks(text) or _OUTPUT.search(text) is not None
