@@ -242,21 +242,22 @@ def test_what_changed_since_the_last_sweep(fleet: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [10, 300, pytest.param(10_000, marks=pytest.mark.thorough)])
-@pytest.mark.parametrize("width", [60, 80, 120])
-def test_the_report_fits_the_terminal(tmp_path: Path, count: int, width: int) -> None:
+def test_the_report_fits_the_terminal(count: int) -> None:
     def change(number: int, facts: dict[str, Any]) -> None:
         if number % 3 == 0:
-            facts["limits"]["nofile_soft"] = 1024
+            facts["limits"]["nofile_soft"] = 4096
         if number == 2:
             facts["shared_memory"]["size"] = facts["shared_memory"]["free"] = 64 * 1024**2
 
-    lines = io.BytesIO("".join(json.dumps(facts) + "\n" for facts in fleet_snapshots(count, change)).encode())
+    snapshots = fleet_snapshots(count, change, "cpu-laptop")
+    lines = io.BytesIO("".join(json.dumps(facts) + "\n" for facts in snapshots).encode())
     result = ddpdoctor.fleet(["-"], select=["host"], stdin=lines)
-    text = result.to_text(width=width)
-    assert max(map(len, text.splitlines())) <= width
-    assert len(text.splitlines()) < 45
-    assert "limits.nofile_soft" in text
-    assert "more" in text or count == 10
+    for width in (60, 80, 120):
+        text = result.to_text(width=width)
+        assert max(map(len, text.splitlines())) <= width
+        assert len(text.splitlines()) < 45
+        assert "limits.nofile_soft" in text
+        assert "more" in text or count == 10
 
 
 def test_json_is_of_the_contract_and_its_lists_can_be_written_out(fleet: str) -> None:
