@@ -156,8 +156,8 @@ def test_the_commands_of_the_docs_lead_to_a_drained_sick_node(tmp_path: Path) ->
 
         def enter(host: Host, line: str) -> subprocess.CompletedProcess[str]:
             """Type it at a prompt of that host's, in the root of the repository."""
-            line = host.command("sh", "-c", line)
-            return subprocess.run(line, cwd=ROOT, env=cluster.environ, capture_output=True, text=True, check=False)
+            words = host.command("sh", "-c", line)
+            return subprocess.run(words, cwd=ROOT, env=cluster.environ, capture_output=True, text=True, check=False)
 
         for host in hosts:
             assert enter(host, copy).returncode == 0
