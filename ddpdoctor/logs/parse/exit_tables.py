@@ -35,8 +35,8 @@ _MPI: Final = re.compile(
 _MPI_CODE: Final = re.compile(r"\s*(?:Exit code: +|with errorcode )(?P<code>-?\d+)")
 _ALIGNED: Final = "  rank      : "
 _MAX_LINES: Final = 2000
-_SCRIPT: Final = re.compile(r"[\s*]*(?P<script>\S.*\.py) FAILED[\s*]*$")
-"""The title of a table, two lines above the first entry."""
+_FAILED: Final = " FAILED"
+"""Behind the script's name in the title of a table, which torch 1.9 put between asterisks."""
 _NO_TRACEBACK: Final = "To enable traceback see"
 
 
@@ -74,8 +74,8 @@ class ExitTable:
         """Whether an entry was given that is the first failure's."""
         self.over = False
         self._is_cut = is_cut(began)
-        titles = [found["script"] for text in before if (found := _SCRIPT.match(text))]
-        self._script = titles[-1] if titles else ""
+        titles = [title for text in before if (title := text.strip(" *")).endswith(f".py{_FAILED}")]
+        self._script = titles[-1].removesuffix(_FAILED) if titles else ""
         for text in (*before, began.text) if self._is_cut else ():
             if field := _FIELD.match(text):
                 self._fields[field["name"]] = (field["value"] or "").strip()
