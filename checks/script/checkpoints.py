@@ -60,8 +60,9 @@ def _restored_from(script: Script, load: LibraryCall) -> LibraryCall | None:
     for restoring in script.with_role(Role.LOAD_STATE):
         if restoring.receiver and _NO_TENSORS.search(restoring.receiver.text):
             continue
-        loaded = script.made_by(restoring.argument("state_dict", 0), Role.LOAD)
-        if any(other.place == load.place for other in loaded):
+        state = restoring.argument("state_dict", 0)
+        loaded = [script.call(origin.call) for origin in state.flattened()] if state else []
+        if any(call is not None and call.place == load.place for call in loaded):
             return restoring
     return None
 

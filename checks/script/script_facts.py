@@ -93,8 +93,11 @@ def outer_loops(iteration: Iteration, made: LibraryCall) -> tuple[Loop, ...]:
 
 
 def trains_in(script: Script, iteration: Iteration) -> bool:
-    """Whether gradients are computed in that loop."""
-    return any(loop.place == iteration.place for call in script.with_role(Role.BACKWARD) for loop in call.loops)
+    """Whether gradients are computed in that loop, or of what a generator gives out in it again and again."""
+    roles = [Role.BACKWARD]
+    if iteration.loops and iteration.loops[-1].place.text.startswith("while ") and any(script.with_role(Role.BACKWARD)):
+        roles.append(Role.YIELD)
+    return any(loop.place == iteration.place for call in script.with_role(*roles) for loop in call.loops)
 
 
 def is_handed_to(call: LibraryCall, names: re.Pattern[str]) -> bool:

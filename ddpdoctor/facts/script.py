@@ -136,6 +136,8 @@ class Role(str, Enum):
     """A module gets more of them."""
     LEAVE = "leave"
     """A loop is left, by some ranks or perhaps by some: no call, but told of as one."""
+    YIELD = "yield"
+    """A generator gives out what it has, in a loop: no call, but told of as one."""
 
 
 class Origin(msgspec.Struct, frozen=True, omit_defaults=True):

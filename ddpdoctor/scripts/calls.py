@@ -87,7 +87,7 @@ class CallFollower(ExpressionFollower):
         """What a call returns; what it does is recorded."""
         function = node.func
         if isinstance(function, ast.Attribute):
-            if isinstance(function.value, ast.Call) and dotted(function.value.func) == "super":
+            if _is_super(function):
                 callee = self._of_super(function.attr, frame)
             else:
                 receiver = self.value(function.value, frame)
@@ -96,6 +96,9 @@ class CallFollower(ExpressionFollower):
             callee = self.value(function, frame)
         arguments = self._arguments(node, frame)
         value = self.apply(callee, arguments, node, frame)
+        if isinstance(value, CallResult) and isinstance(frame.owner, ProjectObject) and _is_super(function):
+            # The object is what its base class is: whoever iterates over it iterates over that.
+            frame.owner.attributes[_BASE] = value
         if value is UNKNOWN or isinstance(value, MadeOf | MethodOf | Constant):
             # What its name says is better than nothing: its body may be installed, or too winding.
             name = dotted(function).rpartition(".")[2]
@@ -123,6 +126,8 @@ class CallFollower(ExpressionFollower):
             for base in self.bases(frame.home):
                 if isinstance(base, ProjectClass) and (found := self.member(base, name, frame.owner)) is not None:
                     return found
+                if isinstance(base, LibraryName) and name == "__init__" and roles_of(base.name):
+                    return base
         return LibraryName(f"builtins.object.{name}")
 
     def _arguments(self, node: ast.Call, frame: FollowedFunction) -> GivenArguments:
@@ -464,6 +469,11 @@ class CallFollower(ExpressionFollower):
             return Items(list(receiver.items.values())) if receiver.is_whole else UNKNOWN
         return UNKNOWN
 
+    def tell_of_yield(self, node: ast.Yield | ast.YieldFrom, frame: FollowedFunction) -> None:
+        """Tell that a generator gives something out, where it does so in a loop."""
+        if self.here.loops:
+            self.record("yield", (Role.YIELD,), [], None, node, frame)
+
     # --- recording ----------------------------------------------------------------------------------------------------------
 
     def record(
@@ -505,6 +515,7 @@ class CallFollower(ExpressionFollower):
                     self.run_function(single, [("*", UNKNOWN, node)], self.spot(node, frame))
 
 
+_BASE: Final = "super()"
 _FIRST: Final = "[0]"
 """What several results begin with is the one that has the methods: `engine, *_ = deepspeed.initialize()`."""
 _MAIN_ONLY: Final = frozenset(
@@ -523,6 +534,15 @@ def _numbered(values: Sequence[AbstractValue], index: Quantity) -> list[Abstract
         if value is UNKNOWN or is_counted or (isinstance(value, Quantity) and value.kind in RANK_KINDS):
             return [*values[:place], index, *values[place + 1 :]]
     return list(values)
+
+
+def _is_super(function: ast.expr) -> bool:
+    """Whether a method of the base class is called."""
+    return (
+        isinstance(function, ast.Attribute)
+        and isinstance(function.value, ast.Call)
+        and dotted(function.value.func) == "super"
+    )
 
 
 def _is_static(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> bool:

@@ -123,6 +123,10 @@ class ExpressionFollower(ABC):
         """What a callee returns for arguments."""
 
     @abstractmethod
+    def tell_of_yield(self, node: ast.Yield | ast.YieldFrom, frame: FollowedFunction) -> None:
+        """Tell that a generator gives something out."""
+
+    @abstractmethod
     def assign(self, target: ast.expr, value: AbstractValue, frame: FollowedFunction) -> None:
         """Bind a target to a value."""
 
@@ -552,6 +556,7 @@ class ExpressionFollower(ABC):
 
     def _yield(self, node: ast.Yield | ast.YieldFrom, frame: FollowedFunction) -> AbstractValue:
         self.value(node.value, frame)
+        self.tell_of_yield(node, frame)
         frame.yields = True
         return UNKNOWN
 
