@@ -247,19 +247,27 @@ def _is_told(script: Script, loader: LibraryCall, sampler: LibraryCall) -> bool:
 
 
 def _same_order(script: Script, loader: LibraryCall, sampler: LibraryCall, iteration: Iteration) -> Finding:
-    epochs = outer_loops(iteration, loader)[0].place
-    given = loader.argument("sampler", 3)
-    name = given.text if given and given.text.replace(".", "").replace("_", "").isalnum() else "loader.sampler"
+    loop = outer_loops(iteration, loader)[0]
+    epochs = loop.place
+    name = loop.name_of(sampler) or f"{loop.name_of(loader) or 'loader'}.{_attribute_of_sampler(script, loader)}"
     return Finding.of(
         "The sampler is never told the epoch: every epoch has the same order on each rank",
         at(sampler.place, "the sampler"),
         at(loader.place, "its loader is built"),
         at(epochs, "the loop over epochs"),
         at(iteration.place, "in it the loader is iterated"),
-        Fix(f"As the first line in the loop at {epochs}", (f"{name}.set_epoch(epoch)",)),
+        Fix(f"As the first line in the loop at {epochs}", (f"{name}.set_epoch({loop.variable or 'epoch'})",)),
         place=sampler.place,
         edits=_told_in_loop(script, loader, epochs),
     )
+
+
+def _attribute_of_sampler(script: Script, loader: LibraryCall) -> str:
+    """What of the loader its sampler is."""
+    batches = loader.argument("batch_sampler", 4)
+    if batches is None or batches.is_constant("None"):
+        return "sampler"
+    return "batch_sampler.sampler" if any(script.made_by(batches, Role.BATCH_SAMPLER)) else "batch_sampler"
 
 
 def _told_in_loop(script: Script, loader: LibraryCall, epochs: SourcePlace) -> tuple[SourceEdit, ...]:

@@ -42,11 +42,31 @@ class Ranks(str, Enum):
     """It asks for something that is the same for all ranks, or is no question of the rank: the epoch, an option."""
 
 
-class Loop(msgspec.Struct, frozen=True):
-    """A loop. number: sets it apart from others of the script."""
+class NamedResult(msgspec.Struct, frozen=True):
+    """What a result is called somewhere: a name, or an attribute or item of one. call: the number of the call whose result it may be."""
+
+    name: str
+    call: int
+
+
+class Loop(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A loop.
+
+    Args:
+        number: sets it apart from others of the script.
+        place: of it.
+        variable: that it counts by, if that is a name.
+        names: of the loaders and samplers, in the function in which it stands.
+    """
 
     number: int
     place: SourcePlace
+    variable: str = ""
+    names: tuple[NamedResult, ...] = ()
+
+    def name_of(self, call: LibraryCall) -> str:
+        """What the result of a call is called there; "" if nothing."""
+        return next((named.name for named in self.names if named.call == call.number), "")
 
 
 class OriginKind(str, Enum):

@@ -98,7 +98,7 @@ class CallFollower(ExpressionFollower):
         value = self.apply(callee, arguments, node, frame)
         if isinstance(value, CallResult) and isinstance(frame.owner, ProjectObject) and _is_super(function):
             # The object is what its base class is: whoever iterates over it iterates over that.
-            frame.owner.attributes[_BASE] = value
+            frame.owner.attributes[BASE] = value
         if value is UNKNOWN or isinstance(value, MadeOf | MethodOf | Constant):
             # What its name says is better than nothing: its body may be installed, or too winding.
             name = dotted(function).rpartition(".")[2]
@@ -515,7 +515,7 @@ class CallFollower(ExpressionFollower):
                     self.run_function(single, [("*", UNKNOWN, node)], self.spot(node, frame))
 
 
-_BASE: Final = "super()"
+BASE: Final = "super()"
 _FIRST: Final = "[0]"
 """What several results begin with is the one that has the methods: `engine, *_ = deepspeed.initialize()`."""
 _MAIN_ONLY: Final = frozenset(

@@ -37,6 +37,7 @@ from ddpdoctor.scripts.values import (
     Items,
     LazyImport,
     LibraryName,
+    LoopSpot,
     MadeOf,
     Mapping,
     MethodOf,
@@ -571,7 +572,8 @@ class ExpressionFollower(ABC):
             iterated = self.value(generator.iter, inner)
             self.iterate(iterated, self.spot(node, frame))
             parts.append(iterated)
-            here.loops.append((id(node), self.spot(node, frame)))
+            here.loops.append(LoopSpot(id(node), self.spot(node, frame), inner.names))
+            self.filled.append(inner.names)
             self.assign(generator.target, self.item_of(iterated), inner)
             for condition in generator.ifs:
                 self.value(condition, inner)

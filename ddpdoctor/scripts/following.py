@@ -26,13 +26,13 @@ from ddpdoctor.scripts.values import (
     Guard,
     Items,
     LibraryName,
+    LoopSpot,
     MadeOf,
     Mapping,
     ModuleValue,
     ProjectClass,
     ProjectObject,
     Question,
-    Spot,
     alternatives,
     choice,
     results_in,
@@ -342,22 +342,22 @@ class ScriptFollower(CallFollower):
         spot = self.spot(node, frame)
         self.iterate(iterated, spot)
         self.assign(node.target, self.item_of(iterated), frame)
-        self._loop(node.body, spot, id(node), (), frame)
+        variable = node.target.id if isinstance(node.target, ast.Name) else ""
+        self._loop(node.body, LoopSpot(id(node), spot, frame.names, variable), (), frame)
         self._run(node.orelse, frame)
         return False
 
     def _while(self, node: ast.While, frame: FollowedFunction) -> bool:
         passed = self.question(node.test, frame).guards(holds=True)
-        self._loop(node.body, self.spot(node, frame), id(node), passed, frame)
+        self._loop(node.body, LoopSpot(id(node), self.spot(node, frame), frame.names), passed, frame)
         self._run(node.orelse, frame)
         is_endless = isinstance(node.test, ast.Constant) and bool(node.test.value)
         return is_endless and not any(isinstance(inner, ast.Break) for inner in ast.walk(node))
 
-    def _loop(
-        self, body: list[ast.stmt], spot: Spot, number: int, passed: Sequence[Guard], frame: FollowedFunction
-    ) -> None:
+    def _loop(self, body: list[ast.stmt], loop: LoopSpot, passed: Sequence[Guard], frame: FollowedFunction) -> None:
         before = dict(frame.names)
-        self.here.loops.append((number, spot))
+        self.here.loops.append(loop)
+        self.filled.append(frame.names)
         self._branch(body, passed, frame)
         self.here.loops.pop()
         _merge(frame.names, before)

@@ -20,8 +20,10 @@ from ddpdoctor.facts.script import (
     Iteration,
     LibraryCall,
     Loop,
+    NamedResult,
     Origin,
     OriginKind,
+    Role,
     Script,
     SetAttribute,
     SourceFile,
@@ -29,6 +31,7 @@ from ddpdoctor.facts.script import (
     Value,
 )
 from ddpdoctor.scripts.abstract_value import UNKNOWN, AbstractValue
+from ddpdoctor.scripts.calls import BASE
 from ddpdoctor.scripts.following import ScriptFollower
 from ddpdoctor.scripts.project import ModuleCache, Project
 from ddpdoctor.scripts.project_module import ProjectModule
@@ -62,6 +65,7 @@ _MAX_ATTRIBUTES: Final = 16
 _SET_EPOCH: Final = "set_epoch"
 _TELLS_EPOCH: Final = compile_lazily(rf"[^#]*\.({_SET_EPOCH})\(")
 _IGNORE: Final = compile_lazily(r"#\s*ddpdoctor:\s*ignore(?:\[([^\]]*)\])?")
+_NAMED: Final = frozenset({Role.LOADER, Role.SAMPLER, Role.BATCH_SAMPLER})
 _TELLS_OF_RANKS: Final = compile_lazily(
     r"distributed|DataParallel|accelerat|deepspeed|lightning|local.?rank|Fabric|Trainer|ray\.train|mmengine|LOCAL_RANK|torchrun"
 )
@@ -131,7 +135,8 @@ class _Frozen:
     def __init__(self, follower: ScriptFollower) -> None:
         self._follower = follower
         self._places: dict[tuple[int, int, int], SourcePlace] = {}
-        self._loops: dict[int, int] = {}
+        self._numbers: dict[int, int] = {}
+        self._loops: dict[int, Loop] = {}
         self._asked: dict[int, Condition] = {}
 
     def script(self, path: str, project: Project) -> Script:
@@ -231,9 +236,13 @@ class _Frozen:
         return condition
 
     def _loops_of(self, loops: Iterable[LoopSpot]) -> tuple[Loop, ...]:
-        return tuple(
-            Loop(self._loops.setdefault(number, len(self._loops)), self._place(spot)) for number, spot in loops
-        )
+        return tuple(self._loops.get(id(loop)) or self._loop(loop) for loop in loops)
+
+    def _loop(self, followed: LoopSpot) -> Loop:
+        number = self._numbers.setdefault(followed.number, len(self._numbers))
+        names = tuple(NamedResult(name, result.record.number) for name, result in _named_results(followed.names))
+        loop = self._loops[id(followed)] = Loop(number, self._place(followed.spot), followed.variable, names)
+        return loop
 
     def _value(self, value: AbstractValue, node: ast.expr, module: ProjectModule) -> Value:
         return Value(self._origins(value, _MAX_DEPTH), _text(node, module.source))
@@ -272,6 +281,30 @@ class _Frozen:
 
     def _made(self, how: str, parts: Iterable[AbstractValue], depth: int) -> Origin:
         return Origin(OriginKind.MADE_OF, how, parts=tuple(Value(self._origins(part, depth - 1)) for part in parts))
+
+
+def _named_results(names: dict[str, AbstractValue]) -> Iterator[tuple[str, CallResult]]:
+    """Yield loaders and samplers with what they are called where these names are known: names first, then what is in an object, dict or list."""
+    within: list[tuple[str, AbstractValue]] = []
+    for name, value in names.items():
+        for single in alternatives(value):
+            if isinstance(single, CallResult):
+                yield from _named(name, single)
+            elif isinstance(single, ProjectObject):
+                parts = single.attributes.items()
+                within += ((name if key == BASE else f"{name}.{key}", part) for key, part in parts)
+            elif isinstance(single, Mapping):
+                within += ((f"{name}[{key!r}]", part) for key, part in single.items.items())
+            elif isinstance(single, Items):
+                within += ((f"{name}[{place}]", part) for place, part in enumerate(single.items))
+    for name, value in within:
+        for single in alternatives(value):
+            yield from _named(name, single)
+
+
+def _named(name: str, value: AbstractValue) -> Iterator[tuple[str, CallResult]]:
+    if isinstance(value, CallResult) and not value.part and not _NAMED.isdisjoint(value.record.roles):
+        yield name, value
 
 
 def _shown(source: SourceText, line: int) -> tuple[str, int]:

@@ -260,8 +260,20 @@ class Question(NamedTuple):
         return [Guard(ranks, self.module, self.node, self.value, not holds, by_leaving) for ranks in passed]
 
 
-LoopSpot = tuple[int, Spot]
-"""A loop's number and place."""
+class LoopSpot(NamedTuple):
+    """A loop that is followed.
+
+    Args:
+        number: of its statement.
+        spot: where it stands.
+        names: of the function in which it stands.
+        variable: that it counts by, if that is a name.
+    """
+
+    number: int
+    spot: Spot
+    names: dict[str, AbstractValue]
+    variable: str = ""
 
 
 class WrittenSetting(NamedTuple):
