@@ -16,6 +16,8 @@ _OF_LAUNCHER: Final = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORL
 """A script that reads one of them is started by a launcher, which says where the ranks meet."""
 _OTHER_LAUNCHERS: Final = ("SLURM_", "OMPI_", "PMI_", "MPI_", "PMIX_")
 """Those that say which rank a process is, and leave it to the script where the ranks meet."""
+_USUAL_PORT: Final = "29500"
+"""At which torchrun itself lets the ranks meet, unless it is told otherwise: on one host it works all the same."""
 _LITERAL_URL: Final = compile_lazily(r"'tcp://[\w.-]+:\d+'")
 
 
@@ -127,6 +129,6 @@ def _hidden(script: Script, meeting: _Meeting) -> Finding:
         f"{name} is the constant {value}{told}",
         at(meeting.place, "written"),
         fix,
-        severity=WARN if read else INFO,
+        severity=WARN if read and meeting.setting != "MASTER_ADDR" and not value.endswith(_USUAL_PORT) else INFO,
         place=meeting.place,
     )
