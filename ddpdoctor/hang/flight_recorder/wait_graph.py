@@ -291,13 +291,13 @@ class _Graph:
     def judge(self) -> RecordedHang | None:
         """Find the ends of all waits, or why there are none."""
         edges = {rank: self._waits_for(rank) for rank in self.dumped}
-        if found := self._judge_ends(edges):
+        # Where what is known has no end, a rank without a dump, for which some of them wait, may be where that began.
+        all_edges = {rank: self._may_wait_for(rank) for rank in self.dumped}
+        if found := self._judge_ends(edges) or self._judge_ends(all_edges):
             return found
         if self.even:
             return self._first_even()
-        # What is known leads in a circle: a rank without a dump, for which some of them wait, may be where that began.
-        all_edges = {rank: self._may_wait_for(rank) for rank in self.dumped}
-        return self._judge_ends(all_edges) or self._judge_circle(self._first_waits()) or self._judge_circle(edges)
+        return self._judge_circle(self._first_waits()) or self._judge_circle(edges)
 
     def _judge_ends(self, edges: Mapping[int, frozenset[int]]) -> RecordedHang | None:
         """Judge those who are waited for and wait for nobody, if there are any."""
@@ -384,11 +384,12 @@ class _Graph:
 
     def _judge_circle(self, edges: Mapping[int, frozenset[int]]) -> RecordedHang | None:
         """Judge ranks that all wait for each other: one without whom there is no circle has taken another way than the others."""
-        circle = _in_circles(edges)
+        circle = _in_last_circle(edges)
+        within = {rank: edges[rank] & set(circle) for rank in circle}
         alone = [
             rank
-            for rank in _one_circle(edges, circle)
-            if not _in_circles({start: ends - {rank} for start, ends in edges.items() if start != rank})
+            for rank in _one_circle(within, circle)
+            if not _in_circles({start: ends - {rank} for start, ends in within.items() if start != rank})
         ]
         if len(alone) == 1:
             return behind((self._lag(alone[0]),), self._waiting(alone), self.silent)
@@ -408,6 +409,25 @@ def _in_circles(edges: Mapping[int, frozenset[int]]) -> tuple[int, ...]:
         if not gone:
             return tuple(sorted(left))
         left = {rank: ends - gone for rank, ends in left.items() if rank not in gone}
+
+
+def _in_last_circle(edges: Mapping[int, frozenset[int]]) -> tuple[int, ...]:
+    """Find the ranks that wait for each other, also by way of others, and for nobody else who waits in a circle; of several such sets
+    the one with the least rank."""
+    left = _in_circles(edges)
+    reached = {rank: _reached(rank, edges) & set(left) for rank in left}
+    return min(
+        (tuple(sorted(ends)) for ends in reached.values() if all(reached[end] == ends for end in ends)), default=()
+    )
+
+
+def _reached(start: int, edges: Mapping[int, frozenset[int]]) -> set[int]:
+    found: set[int] = set()
+    new = set(edges.get(start, ()))
+    while new:
+        found |= new
+        new = {end for rank in new for end in edges.get(rank, ())} - found
+    return found
 
 
 def _one_circle(edges: Mapping[int, frozenset[int]], ranks: Sequence[int]) -> tuple[int, ...]:

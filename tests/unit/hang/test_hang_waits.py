@@ -284,17 +284,31 @@ def test_a_rank_without_a_dump_is_named_where_all_others_have_come() -> None:
     assert ([lag.rank for lag in late.lags], late.missing) == ([2], (1,))
 
 
-def test_a_rank_without_a_dump_is_named_where_what_is_known_leads_in_a_circle() -> None:
+def test_a_rank_without_a_dump_is_named_where_what_is_known_has_no_end() -> None:
     """Rank 1 lacks the tensor group's second call, since the first is not done: rank 0 waits for rank 2 before it."""
+    circle = [
+        dump(0, group("2:dp", (0, 2), waits(1)), group("1:tp", (0, 1), waits(1), waits(2), first=1)),
+        dump(1, group("1:tp", (0, 1), waits(1))),
+    ]
+    even = [dump(rank, group("3:pp", (3, 4), waits(1))) for rank in (3, 4)]
+    for recorded, waiting in ((circle, (0, 1)), ([*circle, *even], (0, 1, 3, 4))):
+        found = waits_found(recorded, 0)
+        assert [(lag.rank, lag.cause, lag.others) for lag in found.lags] == [(2, LagCause.SILENT, (0,))]
+        assert found.waiting == waiting
+
+
+def test_of_circles_the_one_is_told_that_waits_for_no_other() -> None:
+    """Ranks 2 and 3 wait for each other as well, and rank 3 for rank 0."""
     found = waits_found(
         [
-            dump(0, group("2:dp", (0, 2), waits(1)), group("1:tp", (0, 1), waits(1), waits(2), first=1)),
-            dump(1, group("1:tp", (0, 1), waits(1))),
+            dump(0, group("1:a", (0, 1), waits(3)), group("2:b", (0, 1), call(7), first=1)),
+            dump(1, group("1:a", (0, 1), call(2)), group("2:b", (0, 1), waits(8), first=1)),
+            dump(2, group("3:c", (2, 3), waits(1))),
+            dump(3, group("4:d", (0, 2, 3), waits(1))),
         ],
-        3,
+        4,
     )
-    assert [(lag.rank, lag.cause, lag.others) for lag in found.lags] == [(2, LagCause.SILENT, (0,))]
-    assert found.waiting == (0, 1)
+    assert (found.sign, found.ranks, found.waiting) == (RecordedSign.CIRCLE, (0, 1), (0, 1, 2, 3))
 
 
 def test_what_a_rank_called_after_its_first_wait_closes_no_circle() -> None:
