@@ -20,7 +20,7 @@ from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.fixes.applying import Applied
 from ddpdoctor.fixes.choosing import FixChoice
 from ddpdoctor.fixes.settings_file import private_copy, shell, shell_environ
-from ddpdoctor.probes.run_as import options_again
+from ddpdoctor.probes.run_as import INQUIRY_MARK, options_again
 from ddpdoctor.report.reported_fixes import FixState, Treatment
 
 _T = TypeVar("_T")
@@ -98,7 +98,7 @@ def _run(arguments: Sequence[str], settings: str, *, show_progress: bool) -> sub
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=None if inherited else subprocess.PIPE,
-                env=shell_environ() if settings else None,
+                env=INQUIRY_MARK | (shell_environ() if settings else dict(os.environ)),
                 pass_fds=given,
             )
         except OSError as error:

@@ -18,6 +18,7 @@ from ddpdoctor.engine.registry import Check
 from ddpdoctor.fleet_sweep.judging import FleetJudge
 from ddpdoctor.fleet_sweep.sources import SnapshotSource, batches, read_source
 from ddpdoctor.fleet_sweep.sweep import Sweep, SweepBuilder
+from ddpdoctor.probes.run_as import INQUIRY_MARK
 
 BATCH: Final = 16
 MIN_FOR_WORKERS: Final = 128
@@ -111,7 +112,10 @@ class _Feeder(threading.Thread):
         self.sweep: Sweep | None = None
         self.failure: BaseException | None = None
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-c", _WORKER, *sys.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-I", "-c", _WORKER, *sys.path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=INQUIRY_MARK | dict(os.environ),
         )
 
     def run(self) -> None:

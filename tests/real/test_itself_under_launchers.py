@@ -16,7 +16,9 @@ from typing import Any
 
 import pytest
 
+from ddpdoctor.fleet_sweep.sweeping import MIN_FOR_WORKERS
 from tests.support.command import ROOT, command, plain_environ
+from tests.support.fleet_of_fixtures import fleet_snapshots
 from tests.support.nvml import FakeNvidia
 from tests.support.own_pids import OwnPids, own_pids
 
@@ -213,3 +215,45 @@ def test_beside_a_running_smoke(alone: OwnPids, slow: Mapping[str, str], tmp_pat
     looks = [json.loads(text)["jobs"] for text in (tmp_path / "jobs").read_text().split("\n\n") if text.strip()]
     assert len(looks) > 2
     assert looks == [[]] * len(looks)
+
+
+RANK_ZERO = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(PORT)}
+
+
+def test_beside_a_sweep_over_a_fleet(alone: OwnPids, tmp_path: Path) -> None:
+    """The processes that help it inherit the settings of a rank."""
+    lines = "".join(f"{json.dumps(facts)}\n" for facts in fleet_snapshots(2 * MIN_FOR_WORKERS))
+    (tmp_path / "snapshots").write_text(lines)
+    settings, fleet, jobs = (
+        shlex.join(words)
+        for words in (
+            [f"{name}={value}" for name, value in RANK_ZERO.items()],
+            command("fleet", "-"),
+            command("jobs", "--json"),
+        )
+    )
+    look = (
+        "until pgrep -f fleet_sweep.worker >workers; do sleep 0.05; done; "
+        + jobs
+        + " >jobs; pgrep -f fleet_sweep.worker >workers"
+    )
+    feed = "{ cat snapshots; while [ ! -e looked ]; do sleep 0.05; done; }"
+    script = f"cd {tmp_path}; {feed} | env {settings} {fleet} >fleet 2>&1 & {{ {look}; }}; touch looked; wait"
+    alone.run("sh", "-c", script)
+    assert (tmp_path / "workers").read_text(), "it did not run while `jobs` looked"
+    assert json.loads((tmp_path / "jobs").read_text())["jobs"] == []
+    assert f"{2 * MIN_FOR_WORKERS} hosts" in (tmp_path / "fleet").read_text()
+
+
+LOOK_AGAIN = f"""
+import os
+from ddpdoctor.fixes.proof import look_again
+os.environ |= {RANK_ZERO}
+print([process.command for process in look_again([], "", None, []).snapshot.processes.listed if process.place])
+"""
+
+
+def test_the_look_that_proves_a_fix_is_no_rank(alone: OwnPids) -> None:
+    """It inherits the settings of the rank as which `check --fix` was started."""
+    looked = alone.run(sys.executable, "-c", LOOK_AGAIN)
+    assert (looked.stdout, looked.stderr) == ("[]\n", "")
