@@ -51,16 +51,22 @@ def all_sizes(seed: int) -> tuple[int, int]:
 
 
 def wrongly_named(
-    seeds: Iterable[int], backend: str, sizes: Callable[[int], tuple[int, int]], *, pipes: bool = True
+    seeds: Sequence[int], backend: str, sizes: Callable[[int], tuple[int, int]], *, pipes: bool = True
 ) -> list[object]:
+    """Jobs whose answer is wrong; and how many name more than the faulty ranks, if these are a tenth: in one of 25 dumps tell no less."""
     wrong: list[object] = []
+    wide = 0
     for seed in seeds:
         most = sizes(seed) if pipes else SMALL if sizes(seed) == SMALL else (25, 64)
         job = some_job(random.Random(seed), backend=backend, pipes=pipes, sizes=most)
         found = judged(job)
-        if found is None or not (found.ranks == job.faulty or is_as_narrow_as_can_be(job, found)):
+        if found and found.ranks == job.faulty:
+            continue
+        if found and is_as_narrow_as_can_be(job, found):
+            wide += 1
+        else:
             wrong.append((seed, job.faults, job.plan.layout.shape, found and (found.ranks, found.sign)))
-    return wrong
+    return wrong if wide < len(seeds) / 10 else [*wrong, f"{wide} of {len(seeds)} answers are wide"]
 
 
 def is_as_narrow_as_can_be(job: Job, found: RecordedHang) -> bool:
