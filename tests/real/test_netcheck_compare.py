@@ -17,6 +17,7 @@ import pytest
 from tests.support.namespaces import Host, network
 from tests.support.netcheck_hosts import MASTER, NAMED_WITHIN, Ran, carry_out, netcheck, start
 from tests.support.pythons import bare_venv
+from tests.support.waiting import slowdown
 
 pytestmark = [pytest.mark.root, pytest.mark.tool("ip", "unshare", "gcc")]
 
@@ -265,9 +266,9 @@ def again(first: Ran, slug: str, n1: Host, other: Host) -> None:
 
 def came_as(trio: Sequence[Host], *arguments: str) -> tuple[Ran, Ran]:
     """n1 as node 0 of two, and n2 with those arguments."""
+    wait = ("--wait", f"{4 * slowdown():.0f}")
     first, second = end_all(
-        (trio[0], at_master(*PAIR, "--node-rank", "0", "--wait", "2.5")),
-        (trio[1], at_master(*arguments, "--wait", "2.5")),
+        (trio[0], at_master(*PAIR, "--node-rank", "0", *wait)), (trio[1], at_master(*arguments, *wait))
     )
     return first, second
 
