@@ -384,7 +384,7 @@ class _Graph:
 
     def _judge_circle(self, edges: Mapping[int, frozenset[int]]) -> RecordedHang | None:
         """Judge ranks that all wait for each other: one without whom there is no circle has taken another way than the others."""
-        circle = _in_last_circle(edges)
+        circle = _in_last_circles(edges)
         within = {rank: edges[rank] & set(circle) for rank in circle}
         alone = [
             rank
@@ -411,14 +411,11 @@ def _in_circles(edges: Mapping[int, frozenset[int]]) -> tuple[int, ...]:
         left = {rank: ends - gone for rank, ends in left.items() if rank not in gone}
 
 
-def _in_last_circle(edges: Mapping[int, frozenset[int]]) -> tuple[int, ...]:
-    """Find the ranks that wait for each other, also by way of others, and for nobody else who waits in a circle; of several such sets
-    the one with the least rank."""
+def _in_last_circles(edges: Mapping[int, frozenset[int]]) -> tuple[int, ...]:
+    """Find the ranks that wait for each other, also by way of others, and for nobody else who waits in a circle."""
     left = _in_circles(edges)
     reached = {rank: _reached(rank, edges) & set(left) for rank in left}
-    return min(
-        (tuple(sorted(ends)) for ends in reached.values() if all(reached[end] == ends for end in ends)), default=()
-    )
+    return tuple(rank for rank in left if all(reached[end] == reached[rank] for end in reached[rank]))
 
 
 def _reached(start: int, edges: Mapping[int, frozenset[int]]) -> set[int]:

@@ -317,6 +317,19 @@ def test_of_circles_the_one_is_told_that_waits_for_no_other() -> None:
     assert (found.sign, found.ranks, found.waiting) == (RecordedSign.CIRCLE, (0, 1), (0, 1, 2, 3))
 
 
+def test_circles_that_wait_for_no_other_are_told_together() -> None:
+    dumps = [
+        made
+        for first, ranks in ((0, (0, 1)), (2, (2, 3)))
+        for made in (
+            dump(first, group(f"{first}:a", ranks, waits(3)), group(f"{first}:b", ranks, call(7), first=1)),
+            dump(first + 1, group(f"{first}:a", ranks, call(2)), group(f"{first}:b", ranks, waits(8), first=1)),
+        )
+    ]
+    found = waits_found(dumps, 4)
+    assert (found.sign, found.ranks) == (RecordedSign.CIRCLE, (0, 1, 2, 3))
+
+
 def test_what_a_rank_called_after_its_first_wait_closes_no_circle() -> None:
     """Rank 2 calls the two in another order. What ranks 0 and 1 called second waits for each other's first alone."""
     ranks = (0, 1, 2)
