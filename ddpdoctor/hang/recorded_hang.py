@@ -11,7 +11,15 @@ import msgspec
 from ddpdoctor.base.text import ranks_named
 from ddpdoctor.facts.hang import Hang, RasCount, RecordedCollective
 from ddpdoctor.hang.flight_recorder.call_order import other_way
-from ddpdoctor.hang.flight_recorder.group_members import Key, Member, all_ranks, call_name, members_of, where_called
+from ddpdoctor.hang.flight_recorder.group_members import (
+    Key,
+    Member,
+    all_ranks,
+    call_name,
+    members_of,
+    purpose_of,
+    where_called,
+)
 from ddpdoctor.hang.flight_recorder.wait_graph import RecordedHang, RecordedSign, waits_of
 
 SAME_SHAPE_COLLECTIVES: Final = (
@@ -53,15 +61,13 @@ def _combine(mismatches: Sequence[RecordedHang]) -> RecordedHang | None:
         return first
     by_word = [(word, tuple(sorted(_callers(word, alike)))) for word, _ in first.calls]
     ranks = tuple(sorted({rank for record in alike for rank in record.ranks}))
-    return msgspec.structs.replace(first, group=_purpose(first), ranks=ranks, calls=tuple(by_word))
+    return msgspec.structs.replace(
+        first, group=purpose_of(first.group) or first.group, ranks=ranks, calls=tuple(by_word)
+    )
 
 
 def _what_differs(record: RecordedHang) -> tuple[str, int, frozenset[str]]:
-    return _purpose(record), record.number, frozenset(word for word, _ in record.calls)
-
-
-def _purpose(record: RecordedHang) -> str:
-    return record.group.partition(":")[2] or record.group
+    return purpose_of(record.group) or record.group, record.number, frozenset(word for word, _ in record.calls)
 
 
 def _callers(called: str, records: Iterable[RecordedHang]) -> Iterator[int]:
@@ -117,10 +123,10 @@ def _calls_at(number: int, members: Mapping[int, Member]) -> dict[int, RecordedC
 
 def _elsewhere(key: Key, number: int, groups: Mapping[Key, Mapping[int, Member]], *, plain: bool) -> Counter[str]:
     """Count what groups of the same purpose and size have called at this number: they do the same for other ranks. plain: by name alone."""
-    purpose = key[0].partition(":")[2]
+    purpose = purpose_of(key[0])
     counted: Counter[str] = Counter()
     for other, members in groups.items():
-        if other == key or not purpose or other[0].partition(":")[2] != purpose or len(other[1]) != len(key[1]):
+        if other == key or not purpose or purpose_of(other[0]) != purpose or len(other[1]) != len(key[1]):
             continue
         calls = _calls_at(number, members)
         if plain:

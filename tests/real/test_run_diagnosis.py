@@ -14,7 +14,7 @@ import pytest
 from tests.support.command import ROOT, command, plain_environ
 from tests.support.free_ports import free_port
 from tests.support.running_jobs import state, torchrun, wait_until
-from tests.support.script_mistakes import MISTAKES, PATIENT
+from tests.support.script_mistakes import MISTAKES, LONG_WAITS
 from tests.support.watched_runs import ended, program, run, started, terminal, written
 
 WORDS = "sys.stderr.write('a line without end')\nsys.exit(3)\n"
@@ -82,7 +82,7 @@ def test_the_line_of_the_script_by_which_it_hangs_is_named(tmp_path: Path) -> No
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
     shown = tmp_path / "shown"
     with shown.open("w") as file, started(
-        ["env", *(f"{name}={value}" for name, value in PATIENT.items()), *run(*command, options=("--hang-after", "4"))],
+        ["env", *(f"{name}={value}" for name, value in LONG_WAITS.items()), *run(*command, options=("--hang-after", "4"))],
         tmp_path,
         stdout=file,
         stderr=subprocess.STDOUT,

@@ -53,11 +53,11 @@ dist.init_process_group("gloo", timeout=timedelta(seconds=float(os.environ["PATI
 rank = dist.get_rank()
 dataset = TensorDataset(torch.arange(16.0).unsqueeze(1))
 """
-PATIENT: Final = MappingProxyType({"PATIENCE": "600"})
-OTHERS_COME: Final = MappingProxyType({**PATIENT, "OTHERS_SECONDS": "600"})
-NOBODY_COMES: Final = MappingProxyType({**PATIENT, "OTHERS_SECONDS": "0.1"})
+LONG_WAITS: Final = MappingProxyType({"PATIENCE": "600"})
+OTHERS_COME: Final = MappingProxyType({**LONG_WAITS, "OTHERS_SECONDS": "600"})
+NOBODY_COMES: Final = MappingProxyType({**LONG_WAITS, "OTHERS_SECONDS": "0.1"})
 """So long a rank waits for what another one does only in the sick script."""
-IMPATIENT: Final = MappingProxyType({"PATIENCE": "2"})
+SHORT_WAITS: Final = MappingProxyType({"PATIENCE": "2"})
 """So long a collective of the sick script waits: what hangs is ended by that, as in a real job half an hour later."""
 
 
@@ -91,8 +91,8 @@ class Mistake(NamedTuple):
     head: str = HEAD
     name: str = ""
     arguments: tuple[str, ...] = ()
-    environ: Mapping[str, str] = PATIENT
-    environ_later: Mapping[str, str] = PATIENT
+    environ: Mapping[str, str] = LONG_WAITS
+    environ_later: Mapping[str, str] = LONG_WAITS
     gpus: int = 0
 
     @property
@@ -183,7 +183,7 @@ for step in range(2):
         fails_with("Timed out waiting"),
         mended=(("    if rank == 0:\n        dist.all_reduce(loss.detach())", "    {fix}"),),
         is_told=True,
-        environ=IMPATIENT,
+        environ=SHORT_WAITS,
     ),
     Mistake(
         "save-by-every-rank",
@@ -340,8 +340,8 @@ torch.cuda.set_device(parser.parse_args().local_rank)
         mended=(("torch.cuda.set_device(rank)", "{fix}\ntorch.cuda.set_device(local_rank)"),),
         is_told=True,
         name="two nodes with a GPU each",
-        environ=MappingProxyType({**PATIENT, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}),
-        environ_later=MappingProxyType({**PATIENT, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}),
+        environ=MappingProxyType({**LONG_WAITS, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}),
+        environ_later=MappingProxyType({**LONG_WAITS, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}),
         gpus=1,
     ),
     Mistake(
@@ -364,7 +364,7 @@ dist.init_process_group("gloo", timeout=timedelta(seconds=float(os.environ["PATI
         mended=(('os.environ["MASTER_PORT"] = "{port}"', "{fix}"),),
         is_told=True,
         head="import os\nfrom datetime import timedelta\n\nimport torch.distributed as dist\n",
-        environ=IMPATIENT,
+        environ=SHORT_WAITS,
     ),
     Mistake(
         "accumulation-without-no-sync",

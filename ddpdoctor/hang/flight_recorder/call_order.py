@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ddpdoctor.facts.hang import Recorded
-from ddpdoctor.hang.flight_recorder.group_members import call_name, made_calls
+from ddpdoctor.hang.flight_recorder.group_members import call_name, made_calls, purpose_of
 from ddpdoctor.hang.flight_recorder.wait_graph import PAIR_NAME, RecordedHang, RecordedSign
 
 Step = tuple[str, int, str]
@@ -76,10 +76,10 @@ def _places(recorded: Sequence[Recorded]) -> dict[int, set[int]]:
 
 def _steps(dump: Recorded) -> Iterator[tuple[Step, Step]]:
     """Pair each collective with the next one, where nothing between them is left out."""
-    purposes = Counter(group.group.partition(":")[2] for group in dump.groups)
+    purposes = Counter(purpose_of(group.group) for group in dump.groups)
     calls = []
     for group in dump.groups:
-        purpose = group.group.partition(":")[2]
+        purpose = purpose_of(group.group)
         # Of two groups for one purpose nobody knows which is another rank's first.
         name = purpose if purposes[purpose] == 1 else group.group
         calls += [(made.order, name, made.call) for made in made_calls(group)]

@@ -80,6 +80,11 @@ def call_name(name: str) -> str:
     return name.rpartition(":")[2]
 
 
+def purpose_of(group: str) -> str:
+    """Take the number from a group's name, "27:EXPERT": what all groups for one purpose share; "" for one without a purpose."""
+    return group.partition(":")[2]
+
+
 def all_ranks(recorded: Sequence[Recorded], world_size: int) -> tuple[int, ...]:
     """List the ranks that any dump tells of, and all below the highest."""
     members = (rank for dump in recorded for group in dump.groups for rank in group.ranks)
