@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from ddpdoctor.api.check_selection import selected_checks
 from ddpdoctor.api.errors import UsageError, refuse_empty
 from ddpdoctor.api.results import CommandResult
-from ddpdoctor.api.script_linting import LintResult, lint
 
 if TYPE_CHECKING:
+    from ddpdoctor.api.script_linting import LintResult
     from ddpdoctor.base.time_limit import TimeLimit
     from ddpdoctor.engine.examination import Examination, Verdict
     from ddpdoctor.engine.registry import Check
@@ -136,7 +136,7 @@ def check(
         return _check_snapshots(snapshots, selected_checks(select, ignore), nproc)
     from ddpdoctor.base.time_limit import TimeLimit
 
-    read = lint(scripts, select=select, ignore=ignore) if scripts else None
+    read = _lint(scripts, select, ignore) if scripts else None
     with TimeLimit("choosing the Python to look at") as limit:
         result = check_host(
             python, select=select, ignore=ignore, checkpoints=checkpoints, nproc=nproc, quick=quick, limit=limit
@@ -144,10 +144,17 @@ def check(
     return _with_scripts(result, read) if read else result
 
 
+def _lint(scripts: Sequence[str], select: Sequence[str], ignore: Sequence[str]) -> LintResult:
+    from ddpdoctor.api.script_linting import lint
+
+    return lint(scripts, select=select, ignore=ignore)
+
+
 def _with_scripts(host: CheckResult, scripts: LintResult) -> CheckResult:
     """The result on this host with what scripts came to in place of checks that had none to look at."""
     from ddpdoctor.engine.redaction import redact_facts
     from ddpdoctor.scripts.judging import merge_results
+    from ddpdoctor.scripts.render_json import reported_scripts
 
     judged = {
         result.check.slug: replace(result, findings=redact_facts(result.findings))
@@ -161,7 +168,7 @@ def _with_scripts(host: CheckResult, scripts: LintResult) -> CheckResult:
         host.checks,
         host.python,
         host.seconds,
-        scripts.report().scripts,
+        reported_scripts(scripts.judged),
     )
 
 

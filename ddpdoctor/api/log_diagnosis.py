@@ -166,21 +166,11 @@ def _judged(log: Log, host: Snapshot | None, *, here: bool, python: str | None) 
     from ddpdoctor.logs.analyze.settings import settings_of
     from ddpdoctor.logs.diagnosis import groups_that_decide, judge_log
     from ddpdoctor.probes.session import collect_facts, start_probes
+    from ddpdoctor.scripts.run_script import look_into_script
 
     if here and (groups := groups_that_decide(log, catalogue())):
         context = start_probes(
             python, quick=not {"torch", "libraries"} & groups, settings=settings_of(log, os.environ, catalogue())
         )
         host = collect_facts(context, groups | {"machine", "container"})
-    return _explained(judge_log(log, catalogue(), host))
-
-
-def _explained(judgement: LogJudgement) -> LogJudgement:
-    """Look into the script that the log names, where it lies here, for what explains the failure."""
-    from msgspec.structs import replace
-
-    from ddpdoctor.logs.run_script import illnesses_of, scripts_of
-    from ddpdoctor.scripts.explaining import explain
-
-    explanations = explain(scripts_of(judgement.log), illnesses_of(judgement), judgement.catalogue)
-    return replace(judgement, explanations=explanations)
+    return look_into_script(judge_log(log, catalogue(), host))

@@ -13,5 +13,4 @@ __all__ = [
     "render_json",
     "render_signs",
     "render_words",
-    "run_script",
 ]

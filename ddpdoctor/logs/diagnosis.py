@@ -96,6 +96,11 @@ class LogJudgement(msgspec.Struct, frozen=True, kw_only=True):
         return next((found for found in self.explanations if found.severity is FAIL), None)
 
     @property
+    def names_no_cause(self) -> bool:
+        """Whether all that is known is what followed, and the script doesn't tell what it followed from either."""
+        return self.verdict.outcome is RunOutcome.EFFECTS_ONLY and self.cause_in_script is None
+
+    @property
     def word(self) -> Verdict:
         """The exit code follows from it. A warning where nothing says that the run failed."""
         word = VERDICTS[self.verdict.outcome]

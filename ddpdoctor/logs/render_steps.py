@@ -50,7 +50,7 @@ def next_steps(judgement: LogJudgement, *, watched: bool = False) -> tuple[Fix, 
         host = verdict.lead.host if verdict.lead else ""
         there = host_named(one_line(host)) if host else "its host" if alone else "the host of that rank"
         return _of_the_unknown(judgement, there)
-    if verdict.outcome is not RunOutcome.EFFECTS_ONLY:
+    if not judgement.names_no_cause:
         return ()
     steps = [_PARENT_KNOWS] if verdict.raised and is_of_parent(verdict.raised) else []
     if not alone:

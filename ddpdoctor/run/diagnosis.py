@@ -159,9 +159,10 @@ def diagnose(ended: EndedCommand, many: str, environ: Mapping[str, str], killed:
     from ddpdoctor.logs.diagnosis import judge_log
     from ddpdoctor.logs.render import log_document
     from ddpdoctor.report.terminal import screen_for
+    from ddpdoctor.scripts.run_script import look_into_script
 
     judgement = judge_log(log, catalogue(), _host(log, ended.seconds, killed), watched=True)
-    judgement = _explained(ended, judgement)
+    judgement = look_into_script(judgement, script_of(ended.command))
     shown = False
     if not any(file.bytes for file in log.files):
         print("It printed nothing.")
@@ -171,7 +172,7 @@ def diagnose(ended: EndedCommand, many: str, environ: Mapping[str, str], killed:
     else:
         screen_for(sys.stdout).show(log_document(judgement, watched=True))
         shown = True
-    if judgement.verdict.outcome in (RunOutcome.NOTHING, RunOutcome.UNRECOGNISED, RunOutcome.EFFECTS_ONLY):
+    if judgement.names_no_cause or judgement.verdict.outcome in (RunOutcome.NOTHING, RunOutcome.UNRECOGNISED):
         _say_settings()
     _say_more(ended, judgement, keep, shown=shown)
     show_dumps(ended, environ)
@@ -288,18 +289,6 @@ def _host(log: Log, seconds: float, killed: int) -> Snapshot | None:
     )
     found = collect_facts(context, groups | {"machine", "container"})
     return of_this_run(found, time.monotonic() - began, killed)
-
-
-def _explained(ended: EndedCommand, judgement: LogJudgement) -> LogJudgement:
-    """Look into the command's script, or those that its output names, for what explains the failure."""
-    import msgspec
-
-    from ddpdoctor.logs.run_script import illnesses_of, scripts_of
-    from ddpdoctor.scripts.explaining import explain
-
-    scripts = (*script_of(ended.command), *scripts_of(judgement.log))
-    explanations = explain(scripts, illnesses_of(judgement), judgement.catalogue)
-    return msgspec.structs.replace(judgement, explanations=explanations)
 
 
 def _in_a_line(ended: EndedCommand, log: Log, many: str) -> int:

@@ -18,5 +18,6 @@ __all__ = [
     "render_lines",
     "render_sarif",
     "rewriting",
+    "run_script",
     "source_text",
 ]

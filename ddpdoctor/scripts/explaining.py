@@ -70,9 +70,10 @@ def _look(
     with suppress(Exception):
         cache, settings, judged = ModuleCache(), SettingsOfProjects(), []
         for path in dict.fromkeys(_shown(path) for path in paths if _is_believed(path)):
-            script = read_script(path, cache)
-            if all(_is_believed(file.path) for file in script.files):
-                judged.append(judge_script(script, settings.of(path).settings.choose(checks)))
+            script, found_settings = read_script(path, cache), settings.of(path)
+            read_files = [file.path for file in script.files] + ([found_settings.file] if found_settings.file else [])
+            if all(map(_is_believed, read_files)):
+                judged.append(judge_script(script, found_settings.settings.choose(checks)))
         found += _matching(merge_findings(judged), illnesses)
 
 

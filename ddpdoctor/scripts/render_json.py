@@ -40,7 +40,10 @@ def lint_report(
         ),
         passed=passed,
         problems=tuple(problems),
-        scripts=tuple(
-            ReportedScript(script.path, script.is_distributed, "; ".join(script.problems)) for script in judged
-        ),
+        scripts=reported_scripts(judged),
     )
+
+
+def reported_scripts(judged: Sequence[JudgedScript]) -> tuple[ReportedScript, ...]:
+    """The scripts that were read, as programs get them."""
+    return tuple(ReportedScript(script.path, script.is_distributed, "; ".join(script.problems)) for script in judged)

@@ -14,7 +14,7 @@ import pytest
 from tests.support.command import ROOT, command, plain_environ
 from tests.support.free_ports import free_port
 from tests.support.running_jobs import state, torchrun, wait_until
-from tests.support.script_mistakes import MISTAKES, LONG_WAITS
+from tests.support.script_mistakes import LONG_WAITS, MISTAKES
 from tests.support.watched_runs import ended, program, run, started, terminal, written
 
 WORDS = "sys.stderr.write('a line without end')\nsys.exit(3)\n"

@@ -19,7 +19,6 @@ from ddpdoctor.scripts.judging import JudgedScript, judge_script
 from ddpdoctor.scripts.project import ModuleCache
 from ddpdoctor.scripts.project_module import ProjectModule
 from ddpdoctor.scripts.reading import read_script
-from ddpdoctor.scripts.source_text import decode_source, parse_source
 from tests.script_corpus import ReadScript, read_corpus
 from tests.script_mutations.checkpoints import CHECKPOINT_MUTATORS
 from tests.script_mutations.collectives import COLLECTIVE_MUTATORS
@@ -36,7 +35,7 @@ MOST_OF_SCRIPT: Final = 2
 NEAR: Final = 3
 """Lines by which the place that is told may differ."""
 
-Finding = tuple[str, int]
+ToldLine = tuple[str, int]
 """The file and line of what lint tells."""
 
 
@@ -51,21 +50,15 @@ class _SeededCache(ModuleCache):
     """Modules of a project, of which some are as after a change."""
 
     def __init__(self, healthy: ModuleCache, contents: dict[str, bytes]) -> None:
-        super().__init__()
+        super().__init__(contents)
         self._healthy = healthy
         self._seeded = contents
         self.names_in = healthy.names_in  # type: ignore[method-assign]
         self.locate = healthy.locate  # type: ignore[method-assign]
         self.roots_of = healthy.roots_of  # type: ignore[method-assign]
-        self._own: dict[str, ProjectModule] = {}
 
     def load(self, path: str, name: str) -> ProjectModule:
-        if path not in self._seeded:
-            return self._healthy.load(path, name)
-        if path not in self._own:
-            source = decode_source(self._seeded[path], name)
-            self._own[path] = ProjectModule(source, parse_source(source), path)
-        return self._own[path]
+        return super().load(path, name) if path in self._seeded else self._healthy.load(path, name)
 
 
 class SeededScript:
@@ -92,7 +85,7 @@ class SeededScript:
             raise SystemExit(f"{self._path}: {judged.crashed}")
         return script, judged
 
-    def _findings(self, judged: JudgedScript, slug: str) -> dict[Finding, Severity]:
+    def _findings(self, judged: JudgedScript, slug: str) -> dict[ToldLine, Severity]:
         return {
             (os.path.relpath(finding.place.file, self._folder), finding.place.line): severity
             for check, severity, finding in judged.findings

@@ -53,10 +53,18 @@ dist.init_process_group("gloo", timeout=timedelta(seconds=float(os.environ["PATI
 rank = dist.get_rank()
 dataset = TensorDataset(torch.arange(16.0).unsqueeze(1))
 """
+LOCAL_RANK_OPTION: Final = """
+import argparse
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--local_rank", type=int, default=0)
+torch.cuda.set_device(parser.parse_args().local_rank)
+"""
 LONG_WAITS: Final = MappingProxyType({"PATIENCE": "600"})
 OTHERS_COME: Final = MappingProxyType({**LONG_WAITS, "OTHERS_SECONDS": "600"})
 NOBODY_COMES: Final = MappingProxyType({**LONG_WAITS, "OTHERS_SECONDS": "0.1"})
 """So long a rank waits for what another one does only in the sick script."""
+ALONE_ON_NODE: Final = MappingProxyType({**LONG_WAITS, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"})
 SHORT_WAITS: Final = MappingProxyType({"PATIENCE": "2"})
 """So long a collective of the sick script waits: what hangs is ended by that, as in a real job half an hour later."""
 
@@ -306,26 +314,14 @@ wandb.init(project="demo")
     Mistake(
         "local-rank-argument-only",
         "both ranks ask for GPU 0 (a stand-in of `torch.cuda`)",
-        """
-import argparse
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--local_rank", type=int, default=0)
-torch.cuda.set_device(parser.parse_args().local_rank)
-""",
+        LOCAL_RANK_OPTION,
         says("chooses cuda:0", "chooses cuda:0"),
         gpus=2,
     ),
     Mistake(
         "local-rank-argument-only",
         '"unrecognized arguments: --local-rank=0"',
-        """
-import argparse
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--local_rank", type=int, default=0)
-torch.cuda.set_device(parser.parse_args().local_rank)
-""",
+        LOCAL_RANK_OPTION,
         fails_with("error: unrecognized arguments: --local-rank="),
         mended=(('parser.add_argument("--local_rank", type=int, default=0)', "{fix}"),),
         name="under torch.distributed.launch",
@@ -340,8 +336,8 @@ torch.cuda.set_device(parser.parse_args().local_rank)
         mended=(("torch.cuda.set_device(rank)", "{fix}\ntorch.cuda.set_device(local_rank)"),),
         is_told=True,
         name="two nodes with a GPU each",
-        environ=MappingProxyType({**LONG_WAITS, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}),
-        environ_later=MappingProxyType({**LONG_WAITS, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}),
+        environ=ALONE_ON_NODE,
+        environ_later=ALONE_ON_NODE,
         gpus=1,
     ),
     Mistake(

@@ -107,9 +107,9 @@ def _run(request: dict[str, Any]) -> list[int]:
     # The launcher's, as torchrun's agent has it: the ranks are its clients.
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     pids = [_fork(rank, store.port, request) for rank in range(WORLD)]
-    signal.signal(signal.SIGALRM, lambda *_: _end(pids))
-    signal.setitimer(signal.ITIMER_REAL, request["seconds"])
     codes: dict[int, int] = {}
+    signal.signal(signal.SIGALRM, lambda *_: _end([pid for pid in pids if pid not in codes]))
+    signal.setitimer(signal.ITIMER_REAL, request["seconds"])
     while len(codes) < WORLD:
         pid, status = os.wait()
         codes[pid] = os.waitstatus_to_exitcode(status)
@@ -151,6 +151,8 @@ def _code_of(script: str) -> int:
     try:
         runpy.run_path(script, run_name="__main__")
     except SystemExit as ended:
+        if ended.code is None:
+            return 0
         return ended.code if isinstance(ended.code, int) else 1
     except BaseException:
         traceback.print_exc()

@@ -188,11 +188,12 @@ def test_a_failure_of_ours_costs_nothing(monkeypatch: pytest.MonkeyPatch, capfd:
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("whose", ["script", "module", "folder", "link"])
+@pytest.mark.parametrize("whose", ["script", "module", "settings", "folder", "link"])
 def test_root_believes_no_file_of_another_user(whose: str, folder: Path, eve: User) -> None:
     path = script("save-by-every-rank", "sick-helper")
     (folder / "data.py").write_text("ROWS = 3\n")
     path.write_text(f"{path.read_text()}\nimport data\nprint(data.ROWS)\n")
+    (folder / "pyproject.toml").write_text("[tool.ddpdoctor.lint]\n")
     torn = [Illness("ckpt-truncated")]
     assert explain(["train.py"], torn, catalogue())
     if whose == "link":
@@ -200,7 +201,8 @@ def test_root_believes_no_file_of_another_user(whose: str, folder: Path, eve: Us
         path.symlink_to("real.py")
         os.chown(path, eve.uid, eve.gid, follow_symlinks=False)
     else:
-        os.chown({"script": path, "module": folder / "data.py", "folder": folder}[whose], eve.uid, eve.gid)
+        theirs = {"script": path, "module": folder / "data.py", "settings": folder / "pyproject.toml", "folder": folder}
+        os.chown(theirs[whose], eve.uid, eve.gid)
     assert explain(["train.py"], torn, catalogue()) == ()
 
 
