@@ -167,7 +167,7 @@ def _averaged_in_another(script: Script) -> Iterator[Finding]:
                     Fix(
                         "Ask for the same iteration in both places",
                         (
-                            f"is_last = {made.test.text}",
+                            f"is_last = not ({made.test.text})" if made.is_negated else f"is_last = {made.test.text}",
                             "with contextlib.nullcontext() if is_last else model.no_sync():",
                         ),
                     ),
@@ -178,9 +178,10 @@ def _averaged_in_another(script: Script) -> Iterator[Finding]:
 
 def _contradicting(quiet: LibraryCall, step: LibraryCall) -> tuple[Condition, Condition] | None:
     """The conditions by which gradients are averaged in one turn, and the step is made in another."""
+    steps = [(made, turn_of(made)) for made in step.conditions]
     for averaged in quiet.conditions:
-        for made in step.conditions:
-            left_out, chosen = turn_of(averaged), turn_of(made)
+        left_out = turn_of(averaged)
+        for made, chosen in steps:
             if (
                 left_out
                 and chosen

@@ -316,10 +316,11 @@ def _shown(source: SourceText, line: int) -> tuple[str, int]:
 
 
 def _text(node: ast.expr, source: SourceText) -> str:
-    """The expression as it is written; of one of several lines the first."""
+    """The expression as it is written; one of several lines as one."""
+    if node.end_lineno != node.lineno:
+        return clip(ast.unparse(node), _MAX_TEXT)
     line = source.lines[node.lineno - 1].encode() if node.lineno <= len(source.lines) else b""
-    end = node.end_col_offset if node.end_lineno == node.lineno else None
-    return clip(line[node.col_offset : end].decode(errors="replace"), _MAX_TEXT)
+    return clip(line[node.col_offset : node.end_col_offset].decode(errors="replace"), _MAX_TEXT)
 
 
 def _ignored(source: SourceText) -> Iterator[IgnoreComment]:

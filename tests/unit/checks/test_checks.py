@@ -23,7 +23,7 @@ PACKAGE = CHECKS.parent / "ddpdoctor"
 PURE = "Pure."
 """What the docstring of a module ends with, or says in passing, that works on facts alone."""
 MAY_IMPORT = {
-    "__future__", "ast", "bisect", "signal.SIGKILL", "signal.SIGTERM", "collections", "datetime", "difflib", "enum", "functools", "hashlib", "pkgutil", "ipaddress", "itertools", "json", "math", "re", "shlex", "statistics", "typing",
+    "__future__", "ast", "bisect", "signal.SIGKILL", "signal.SIGTERM", "collections", "datetime", "difflib", "enum", "functools", "hashlib", "pkgutil", "ipaddress", "itertools", "json", "math", "re", "shlex", "statistics", "typing", "warnings",
     "msgspec", "packaging", "ddpdoctor",
     # Tables of Python's own: which modules are its, what Python 2 called them, and which signals there are.
     "_compat_pickle", "sys.stdlib_module_names", "signal.Signals",

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 
 from ddpdoctor.checks.catalogue import all_checks
-from ddpdoctor.engine.registry import Check, SkipReason
-from tests.support.script_cases import ORIGINS, ScriptCase, script_cases, slugs_with_scripts
+from ddpdoctor.engine.registry import Check, SkipReason, judge
+from ddpdoctor.facts.plan import Plan
+from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.scripts.reading import read_text
+from tests.support.registered_checks import find_check
+from tests.support.script_cases import ORIGINS, SCRIPTS, ScriptCase, script_cases, slugs_with_scripts
 
 RULES = [check for check in all_checks() if "script" in check.groups]
 every_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.slug)
@@ -50,3 +56,32 @@ def test_a_script_says_where_it_comes_from(case: ScriptCase) -> None:
     first = case.path.read_text().partition("\n")[0]
     assert first.startswith(ORIGINS)
     assert len(first) > 20
+
+
+ACCUMULATION = "accumulation-without-no-sync"
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("sick-one-turn-off", "is_last = turn % 8 == 0"),
+        ("sick-step-behind-continue", "is_last = not ((turn + 1) % 4 != 0)"),
+        ("sick-test-on-two-lines", "is_last = (turn + 1) % 4 == 0 or turn + 1 == len(batches)"),
+    ],
+)
+def test_the_last_micro_batch_is_the_one_before_the_step(name: str, advice: str) -> None:
+    (case,) = script_cases(ACCUMULATION, name)
+    (finding,) = case.judge().findings
+    assert finding.fixes[0].commands[0] == advice
+
+
+def test_python_warns_nobody_of_a_scripts_literals() -> None:
+    source = (SCRIPTS / ACCUMULATION / "sick-one-turn-off.py").read_text()
+    text = source.replace("if turn % 8 == 0:", r'if re.search("\d", str(turn)) and turn % 8 == 0:')
+    assert text != source
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        script = read_text(text.encode(), "train.py")
+        result = judge(find_check(ACCUMULATION), Snapshot(script=script), Plan(1, "a test"))
+    assert result.findings
+    assert not warned
