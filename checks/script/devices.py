@@ -10,6 +10,7 @@ from ddpdoctor.checks.script.script_facts import (
     at,
     knows_rank,
     may_be_on_some_ranks,
+    may_start_ranks,
     reached,
     require_distributed,
     ways_to,
@@ -42,9 +43,7 @@ def rank_as_device(script: Script) -> Iterator[Finding]:
     `local_rank = int(os.environ["LOCAL_RANK"])`, which every launcher of torch sets.
     """
     require_distributed(script)
-    requires(
-        not next(script.with_role(Role.SPAWN), None), "the script starts its processes itself, and may know of one node"
-    )
+    requires(not may_start_ranks(script), "the script starts its processes itself, and may know of one node")
     choosing = [
         call
         for role in (*_CHOOSES, Role.WRAP)

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from ddpdoctor.base.findings import INFO, WARN, Finding, Fix, Owner, SourcePlace
 from ddpdoctor.base.lazy_patterns import compile_lazily
-from ddpdoctor.checks.script.script_facts import at, reached, require_distributed
+from ddpdoctor.checks.script.script_facts import at, may_start_ranks, reached, require_distributed
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.script import Condition, OriginKind, Ranks, Role, Script, Value
 
@@ -69,7 +69,7 @@ def _launches_itself(script: Script) -> bool:
     written = {setting.name for setting in script.settings}
     addresses = [setting.value for setting in script.settings if setting.name == "MASTER_ADDR"]
     return (
-        next(script.with_role(Role.SPAWN), None) is not None
+        may_start_ranks(script)
         or not _OF_LAUNCHER.isdisjoint(written)
         or any(name.startswith(_OTHER_LAUNCHERS) for name in script.read_settings)
         or not all(map(_is_literal, addresses))

@@ -86,6 +86,24 @@ def takes_turns(call: LibraryCall) -> bool:
     return any(_TAKES_TURNS.search(name) for name in call.within)
 
 
+def starts_ranks(script: Script) -> bool:
+    """Whether it is seen that the script itself starts the processes that form its group; not those that log or read data beside it."""
+    started = {spawn.place for spawn in script.with_role(Role.SPAWN)}
+    return any(not started.isdisjoint(call.callers) for call in script.with_role(*FORMS_GROUP))
+
+
+def may_start_ranks(script: Script) -> bool:
+    """Whether the script starts its ranks itself, or may do so: in a process whose function could not be followed to the group."""
+    processes = list(script.with_role(Role.SPAWN))
+    is_followed = all(any(_is_of_project(argument.value) for argument in process.arguments) for process in processes)
+    forms_group = next(reached(script, *FORMS_GROUP), None) is not None
+    return bool(processes) and (starts_ranks(script) or not is_followed or not forms_group)
+
+
+def _is_of_project(value: Value) -> bool:
+    return bool(value.origins) and all(origin.kind is OriginKind.PROJECT for origin in value.origins)
+
+
 def outer_loops(iteration: Iteration, made: LibraryCall) -> tuple[Loop, ...]:
     """The loops that go over the same object again and again: those around the iteration, and not around the call that made it."""
     around = {loop.number for loop in made.loops}

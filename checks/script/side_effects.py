@@ -15,6 +15,7 @@ from ddpdoctor.checks.script.script_facts import (
     reached,
     require_distributed,
     require_several_processes,
+    starts_ranks,
     takes_turns,
 )
 from ddpdoctor.engine.registry import check
@@ -61,7 +62,7 @@ def _downloads(call: LibraryCall) -> bool:
 
 def _share_a_host(script: Script) -> bool:
     """Whether it is certain that several ranks run on one host."""
-    if "LOCAL_RANK" in script.read_settings or any(script.with_role(Role.SPAWN, Role.SET_DEVICE)):
+    if "LOCAL_RANK" in script.read_settings or starts_ranks(script) or any(script.with_role(Role.SET_DEVICE)):
         return True
     return any(wrap.argument("device_ids", 1) for wrap in script.with_role(Role.WRAP)) or any(deepspeed_engines(script))
 

@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 
+from ddpdoctor.base.findings import INFO, WARN, Severity
 from ddpdoctor.checks.catalogue import all_checks
 from ddpdoctor.engine.registry import Check, SkipReason, judge
 from ddpdoctor.facts.plan import Plan
@@ -85,3 +86,22 @@ def test_python_warns_nobody_of_a_scripts_literals() -> None:
         result = judge(find_check(ACCUMULATION), Snapshot(script=script), Plan(1, "a test"))
     assert result.findings
     assert not warned
+
+
+@pytest.mark.parametrize(("run_by_processes", "severity"), [("train", WARN), ("log", INFO)])
+def test_a_helper_process_is_no_rank_on_the_same_host(run_by_processes: str, severity: Severity) -> None:
+    source = f"""
+import torch.distributed as dist, torch.multiprocessing as mp
+from torchvision.datasets import MNIST
+def log():
+    print("running")
+def train():
+    dist.init_process_group("nccl")
+    MNIST("data", download=True)
+for number in range(2):
+    mp.Process(target={run_by_processes}).start()
+train()
+"""
+    script = read_text(source.encode(), "train.py")
+    (finding,) = judge(find_check("download-by-every-rank"), Snapshot(script=script), Plan(1, "a test")).findings
+    assert finding.severity is severity
