@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from ddpdoctor.report.reported_scripts import ReportedScript
 
 
+SCRIPT_SECONDS = 20.0
+"""For scripts to be read. The rest of the command's time is the host's."""
+
+
 class CheckResult(CommandResult):
     """Hosts, judged by checks.
 
@@ -136,18 +140,31 @@ def check(
         return _check_snapshots(snapshots, selected_checks(select, ignore), nproc)
     from ddpdoctor.base.time_limit import TimeLimit
 
-    read = _lint(scripts, select, ignore) if scripts else None
     with TimeLimit("choosing the Python to look at") as limit:
+        read = _lint(scripts, select, ignore) if scripts else None
         result = check_host(
             python, select=select, ignore=ignore, checkpoints=checkpoints, nproc=nproc, quick=quick, limit=limit
         )
-    return _with_scripts(result, read) if read else result
+    if not read:
+        return result
+    return _with_problems(result, [read]) if isinstance(read, str) else _with_scripts(result, read)
 
 
-def _lint(scripts: Sequence[str], select: Sequence[str], ignore: Sequence[str]) -> LintResult:
+def _lint(scripts: Sequence[str], select: Sequence[str], ignore: Sequence[str]) -> LintResult | str:
+    """What was read of them; in words, why nothing was."""
     from ddpdoctor.api.script_linting import lint
+    from ddpdoctor.base.shell import quoted
+    from ddpdoctor.base.text import listed
+    from ddpdoctor.probes.waiting import ThreadedCall
 
-    return lint(scripts, select=select, ignore=ignore)
+    # In a thread: a look at a dead file system can't be interrupted.
+    reading = ThreadedCall(lambda: lint(scripts, select=select, ignore=ignore), SCRIPT_SECONDS)
+    command = " ".join(map(quoted, ("ddpdoctor", "lint", *scripts)))
+    return reading.result(f"{listed(scripts)}: not read within {SCRIPT_SECONDS:.0f} s. Without a limit: {command}")
+
+
+def _with_problems(result: CheckResult, problems: Sequence[str]) -> CheckResult:
+    return CheckResult(result.examinations, [*result.problems, *problems], result.checks, result.python, result.seconds)
 
 
 def _with_scripts(host: CheckResult, scripts: LintResult) -> CheckResult:
@@ -164,7 +181,7 @@ def _with_scripts(host: CheckResult, scripts: LintResult) -> CheckResult:
     results = tuple(judged.get(result.check.slug, result) for result in examination.results)
     return CheckResult(
         [replace(examination, results=results)],
-        scripts.problems,
+        [*host.problems, *scripts.problems],
         host.checks,
         host.python,
         host.seconds,
@@ -205,10 +222,15 @@ def check_host(
         context = start_probes(python, quick=quick or not needs_import, checkpoints=checkpoints, settings=settings)
     snapshot = seen or collect_facts(context, _groups(checks), limit=limit)
     limit.stage = "judging what was seen"
+    from ddpdoctor.base.text import listed
+    from ddpdoctor.base.unknown import Unknown
     from ddpdoctor.engine.examination import examine
 
     examination = examine(snapshot, nproc, checks)
-    return CheckResult([examination], [], checks, context.python, time.monotonic() - began)
+    problems = []
+    if checkpoints and isinstance(snapshot.checkpoints, Unknown):
+        problems.append(f"{listed(checkpoints)}: not looked into: {snapshot.checkpoints.reason}")
+    return CheckResult([examination], problems, checks, context.python, time.monotonic() - began)
 
 
 def _check_snapshots(paths: Sequence[str], checks: tuple[Check, ...], nproc: int | None) -> CheckResult:

@@ -65,6 +65,8 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
     for name in ("home", "tmp", "env/bin"):
         (dead / name).mkdir(parents=True)
     (dead / "env/bin/python").symlink_to(sys.executable)
+    for name in ("model.pt", "train.py"):
+        (dead / name).touch()
     (folder / "programs").mkdir()
     for name in STOPPED_PROGRAMS:
         (folder / "programs" / name).write_text("#!/bin/sh\nexec sleep 1000\n")
@@ -81,6 +83,8 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
         "programs": ([], {"PATH": f"{folder}/programs:{plain_environ()['PATH']}"}),
         "python": (["--python", str(folder / "slow.sh")], {}),
         "torch": (["--python", str(folder / "import.sh")], {}),
+        "checkpoint": (["--checkpoint", f"{dead}/model.pt"], hanging | {"HANG_BELOW": str(dead)}),
+        "script": (["--script", f"{dead}/train.py"], hanging | {"HANG_BELOW": str(dead)}),
         "own lock": ([], {"LD_PRELOAD": str(lock)}),
     }
     outputs = {name: (folder / f"{name}.out").open("w") for name in cases}
@@ -129,6 +133,22 @@ def test_check_ends_in_time_and_says_what_it_gave_up_on(ended: dict[str, Ended],
     # Where a third of the checks had no answer, that is no verdict.
     assert one.code in (0, 1) or (one.code == 2 and "No verdict" in one.text), one
     assert gave_up_on in " ".join(one.text.split()), one.text
+
+
+@pytest.mark.parametrize(
+    ("name", "unjudged"),
+    [
+        ("checkpoint", "/dead/model.pt: not looked into: no answer within 50 s"),
+        ("script", "/dead/train.py: not read within 20 s. Without a limit: ddpdoctor lint "),
+    ],
+)
+def test_a_named_file_that_does_not_answer_is_no_verdict(ended: dict[str, Ended], name: str, unjudged: str) -> None:
+    one = ended[name]
+    assert one.seconds < LIMIT_SECONDS, one
+    assert one.code in (1, 2), one
+    # As a path is cut where lines wrap, without any blanks.
+    assert unjudged.replace(" ", "") in "".join(one.text.split()), one.text
+    assert "1 file could not be judged" in " ".join(one.text.split())
 
 
 def test_what_hangs_with_pythons_own_lock_is_ended_by_the_kernel(ended: dict[str, Ended]) -> None:
