@@ -19,4 +19,5 @@ __all__ = [
     "subprocesses",
     "taken_ports",
     "target_python",
+    "waiting",
 ]
