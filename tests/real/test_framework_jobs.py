@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.command import ddpdoctor, plain_environ
-from tests.support.framework_jobs import ACCELERATE, BY_ARGUMENTS, LIGHTNING, TRAINER, job_of, pids_of
+from tests.support.framework_jobs import ACCELERATE, BY_ARGUMENTS, LIGHTNING, OPEN_MPI, TRAINER, job_of, pids_of
 from tests.support.free_ports import free_port
 from tests.support.running_jobs import start_time, state, wait_until
 
@@ -147,12 +147,10 @@ MPIRUN = (
 @pytest.mark.slow
 @pytest.mark.tool("mpirun")
 def test_accelerate_and_the_trainer_by_accelerates_mpirun_healthy_and_then_with_a_stopped_rank(tmp_path: Path) -> None:
-    own = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    own |= {f"OMPI_MCA_{layer}_tcp_if_include": "lo" for layer in ("oob", "btl")}
     shell = f"echo localhost slots=2 >hosts; {MPIRUN}"
     with ExitStack() as stack:
         started = [
-            stack.enter_context(job_of(tmp_path, script, shell, {**own, "port": str(free_port())}))
+            stack.enter_context(job_of(tmp_path, script, shell, {**OPEN_MPI, "port": str(free_port())}))
             for script in (ACCELERATE, TRAINER)
         ]
         ranks = [pids_of(job, ["rank"])[0] for job in started]

@@ -122,6 +122,15 @@ for step in range(10**6):
 """RANK and WORLD_SIZE come from the shell; where the ranks meet, the script says."""
 
 
+OPEN_MPI = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_oob_tcp_if_include": "lo",
+    "OMPI_MCA_btl_tcp_if_include": "lo",
+}
+"""As root, and over the loopback alone."""
+
+
 @contextmanager
 def job_of(folder: Path, script: str, shell: str, settings: Mapping[str, str] | None = None) -> Iterator[RunningJob]:
     """What that shell script starts. $python is this Python, $bin where its commands are, train.py the script."""
