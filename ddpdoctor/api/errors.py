@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -68,6 +69,23 @@ class UnsafeError(Exception):
 
 class WriteError(Exception):
     """A file that can't be written; the text says why."""
+
+
+def write_problem(path: str | os.PathLike[str], error: OSError, what: str = "it was not written") -> str:
+    """Say why a file is not written, and what to do where its folder isn't there.
+
+    Args:
+        path: of the file.
+        error: that writing it raised.
+        what: became of it.
+    """
+    from ddpdoctor.base.shell import quoted
+
+    folder = os.path.dirname(path) or "."  # noqa: PTH120
+    why = error.strerror or str(error)
+    if isinstance(error, FileNotFoundError) and not os.path.lexists(folder):
+        why = f"there is no folder {os.fspath(folder)}; make it: mkdir -p {quoted(folder)}"
+    return f"{os.fspath(path)}: {what}: {why}"
 
 
 def refuse_other_ranks(command: str, environ: Mapping[str, str]) -> None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from typing import Final
 
-from ddpdoctor.api.errors import WriteError
+from ddpdoctor.api.errors import WriteError, write_problem
 from ddpdoctor.knowledge.hostlist import FAILING_NODES, PASSING_NODES
 
 READABLE: Final = 0o644
@@ -28,5 +28,5 @@ def write_node_lists(folder: str | os.PathLike[str], passing: Iterable[str], fai
         try:
             write_whole(path, "".join(f"{name}\n" for name in names).encode(), READABLE)
         except OSError as error:
-            raise WriteError(f"{path}: it was not written: {error.strerror or error}") from error
+            raise WriteError(write_problem(path, error)) from error
     return paths

@@ -2,11 +2,37 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import suppress
 from pathlib import Path
 
 from ddpdoctor.base.ownership import open_folder
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Find out beforehand whether a file can be written there, by making an empty one beside it. A pipe or a terminal is left alone: its
+    reader would take that for the end.
+
+    Raises:
+        OSError: it can't.
+    """
+    target = Path(path)
+    if target.is_dir():
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    if target.is_symlink() or (target.exists() and not target.is_file()):
+        return
+    folder = open_folder(target.parent)
+    try:
+        hidden = _hidden_name(target)
+        os.close(os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder))
+        os.unlink(hidden, dir_fd=folder)
+    finally:
+        os.close(folder)
+
+
+def _hidden_name(target: Path) -> str:
+    return f".{target.name}.{os.urandom(8).hex()}"
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes, mode: int, group: int = -1) -> None:
@@ -24,7 +50,7 @@ def write_whole(path: str | os.PathLike[str], content: bytes, mode: int, group: 
     target = Path(path)
     folder = open_folder(target.parent)
     try:
-        hidden = f".{target.name}.{os.urandom(8).hex()}"
+        hidden = _hidden_name(target)
         handle = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
         try:
             with os.fdopen(handle, "wb") as file:

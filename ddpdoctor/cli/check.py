@@ -122,9 +122,13 @@ def check(
             checkpoints=tuple(checkpoints or ()),
         )
         raise typer.Exit(treat(result.examinations[0], result.checks, wish))
+    # Before the report: who reads that may end before it does.
+    problems = _write_metrics(result, prometheus) if prometheus is not None else ()
     form.print(result)
-    if prometheus is not None:
-        _write_metrics(result, prometheus)
+    if problems:
+        from ddpdoctor.cli.beside_report import leave
+
+        leave(problems, 2)
     raise typer.Exit(result.exit_code(strict=strict))
 
 
@@ -136,14 +140,14 @@ def _refuse_other_files(path: str, *, fixing: bool, judged: bool) -> None:
         raise typer.BadParameter(f"--prometheus {path}: node_exporter reads files alone whose names end in .prom")
 
 
-def _write_metrics(result: "CheckResult", path: str) -> None:
-    from ddpdoctor.base.error_lines import complain
-    from ddpdoctor.base.text import one_line
+def _write_metrics(result: "CheckResult", path: str) -> tuple[str, ...]:
+    """Write the metrics; returns why they were not written, nothing if they were."""
+    from ddpdoctor.api.errors import write_problem
     from ddpdoctor.base.whole_files import write_whole
 
     try:
         # node_exporter runs as another user; there is nothing in it but names of checks.
         write_whole(path, result.to_prometheus().encode(), 0o644)
     except OSError as error:
-        complain(one_line(f"{path}: the metrics were not written: {error.strerror or error}"))
-        raise typer.Exit(2) from error
+        return (write_problem(path, error, "the metrics were not written"),)
+    return ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -71,14 +72,17 @@ def fleet(
 ) -> None:
     """Judge the snapshots of many hosts, compare hosts that should be alike, and name the odd ones out.
 
-    Exit code: 0 nothing failed, 1 something did or a host did not answer (or warned, with --strict), 2 wrong usage or no verdict.
+    Exit code: 0 nothing failed, 1 something did or a host did not answer (or warned, with --strict), 2 wrong usage, no verdict, or a
+    file that could not be written.
     """
     from ddpdoctor.api import fleet_comparison
-    from ddpdoctor.api.errors import WriteError
-    from ddpdoctor.base.error_lines import complain
-    from ddpdoctor.base.text import one_line
+    from ddpdoctor.api.errors import refuse_empty
+    from ddpdoctor.cli.beside_report import announce_unwritable, leave, list_in, write_all
 
     form = ReportForm(as_json=as_json, as_markdown=as_markdown, verbose=verbose, quiet=quiet)
+    with form.refusals():
+        refuse_empty(nodes_out=nodes_out, html=html, save_profile=save_profile)
+    announce_unwritable(list_in(nodes_out), html, save_profile)
     with form.refusals():
         result = fleet_comparison.fleet(
             inputs,
@@ -90,15 +94,8 @@ def fleet(
             ignore=ignored or (),
             nproc=nproc,
         )
-    try:
-        if nodes_out is not None:
-            result.write_nodes(nodes_out)
-        if html is not None:
-            result.write_html(html)
-        if save_profile is not None:
-            result.write_profile(save_profile)
-    except WriteError as error:
-        complain(one_line(str(error)))
-        raise typer.Exit(2) from error
+    wanted = ((nodes_out, result.write_nodes), (html, result.write_html), (save_profile, result.write_profile))
+    # Before the report: who reads that may end before it does.
+    problems = write_all(partial(write, path) for path, write in wanted if path is not None)
     form.print(result)
-    raise typer.Exit(result.exit_code(strict=strict))
+    leave(problems, result.exit_code(strict=strict))

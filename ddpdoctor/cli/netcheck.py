@@ -69,10 +69,14 @@ def netcheck(
     warned, with --strict on node 0), 2 wrong usage or no verdict on any node.
     """
     from ddpdoctor.api import network_checking
+    from ddpdoctor.api.errors import refuse_empty
+    from ddpdoctor.base.text import one_line
+    from ddpdoctor.cli.beside_report import leave, write_all
     from ddpdoctor.report.live import show_on
 
     form = ReportForm(as_json=as_json, as_markdown=as_markdown, verbose=verbose, quiet=quiet)
     with form.refusals():
+        refuse_empty(nodes_out=nodes_out)
         result = network_checking.netcheck(
             master_addr,
             master_port=master_port,
@@ -86,6 +90,9 @@ def netcheck(
             listen=lambda progress: show_on(sys.stderr, progress),
             tell=lambda text: typer.echo(f"ddpdoctor: {text}", err=True),
         )
+    remarks: list[str] = []
+    # Before the report: who reads that may end before it does.
+    problems = write_all([lambda: remarks.extend(result.write_nodes(nodes_out))] if nodes_out is not None else ())
     if form.option:
         form.print(result)
     else:
@@ -95,25 +102,9 @@ def netcheck(
     print_notes(result)
     if matrix and result.run.part is not None:
         typer.echo("--matrix has no effect here: node 0 shows it", err=True)
-    if nodes_out is not None and not write_nodes(result, nodes_out):
-        raise typer.Exit(2)
-    raise typer.Exit(result.exit_code())
-
-
-def write_nodes(result: NetcheckResult, folder: str) -> bool:
-    """Write the lists of nodes, and print on standard error what is in neither of them, and why; False where they can't be written."""
-    from ddpdoctor.api.errors import WriteError
-    from ddpdoctor.base.error_lines import complain
-    from ddpdoctor.base.text import one_line
-
-    try:
-        remarks = result.write_nodes(folder)
-    except WriteError as error:
-        complain(one_line(str(error)))
-        return False
     for remark in remarks:
         typer.echo(one_line(remark), err=True)
-    return True
+    leave(problems, result.exit_code())
 
 
 def print_notes(result: NetcheckResult) -> None:

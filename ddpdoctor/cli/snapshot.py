@@ -37,12 +37,21 @@ def snapshot(
     Judge it anywhere with `ddpdoctor check --snapshot FILE`, and those of many hosts with `ddpdoctor fleet`.
     """
     from ddpdoctor.api import host_snapshot
+    from ddpdoctor.api.errors import write_problem
     from ddpdoctor.base.error_lines import complain
     from ddpdoctor.base.shell import quoted
     from ddpdoctor.base.text import one_line
+    from ddpdoctor.base.whole_files import check_writable
 
     if lines and output not in (None, "-"):
         raise typer.BadParameter("--lines prints them; --output writes a file")
+    if output not in (None, "", "-"):
+        # Before a look that takes its time: it would be for nothing.
+        try:
+            check_writable(output)
+        except OSError as error:
+            complain(one_line(write_problem(output, error, "the snapshot was not written")))
+            raise typer.Exit(2) from error
     with refusals():
         taken = host_snapshot.snapshot(python, checkpoints=checkpoints or (), quick=quick)
     if output is None or output == "-":

@@ -47,7 +47,7 @@ def test_it_is_what_prometheus_wants(tmp_path: Path) -> None:
     [
         ("metrics.txt", (), "names end in .prom"),
         ("x.prom", ("--fix", "--yes"), "--fix"),
-        ("nowhere/x.prom", ("--select", "shm-too-small"), "the metrics were not written: No such file"),
+        ("nowhere/x.prom", ("--select", "shm-too-small"), "the metrics were not written: there is no folder"),
     ],
 )
 def test_what_it_refuses(file: str, more: tuple[str, ...], reason: str, tmp_path: Path) -> None:
@@ -55,6 +55,8 @@ def test_what_it_refuses(file: str, more: tuple[str, ...], reason: str, tmp_path
     assert ended.returncode == 2
     assert reason in " ".join(ended.stderr.replace("│", " ").split())
     assert list(tmp_path.iterdir()) == []
+    # The look itself was made, and is told.
+    assert ("Nothing" in ended.stdout or "shm-too-small" in ended.stdout) is bool(more and more[0] == "--select")
 
 
 @pytest.mark.root
