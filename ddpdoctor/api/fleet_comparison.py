@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
-from ddpdoctor.api.errors import UsageError, WriteError, refuse_empty
+from ddpdoctor.api.errors import UsageError, WriteError, refuse_empty, write_problem
 from ddpdoctor.api.results import CommandResult
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 BY_GPU: Final = "gpu"
 BY_PARTITION: Final = "partition"
+FILE_ENDINGS: Final = (".txt", ".list", ".lst", ".csv", ".json", ".conf", ".log", ".out")
+"""That no host's name has."""
 MAX_FILE_BYTES: Final = 64 * 1024 * 1024
 
 
@@ -53,7 +55,7 @@ class FleetResult(CommandResult):
 
     @property
     def failing(self) -> tuple[str, ...]:
-        """All others: sick, absent, other than the baseline, or not judged."""
+        """All others: sick, absent, other than the baseline, not judged, or without a snapshot that could be read."""
         return tuple(sorted(self.outcome.exclusions))
 
     def document(self, *, verbose: bool = False, quiet: bool = False) -> Document:
@@ -86,7 +88,7 @@ class FleetResult(CommandResult):
         from ddpdoctor.report.contract import Report
         from ddpdoctor.report.markdown import to_markdown
 
-        names = sorted({*self.outcome.sweep.hosts, *self.outcome.absent})
+        names = sorted({*self.outcome.sweep.hosts, *self.outcome.absent, *self.outcome.unjudged})
         renamed = {name: f"host{number:0{len(str(len(names)))}}" for number, name in enumerate(names, 1)}
         nameless = Report(command="fleet", host="", verdict=self.verdict, findings=(), not_tested=(), passed=())
         return to_markdown(self._document(renamed=renamed), nameless, ())
@@ -110,10 +112,12 @@ class FleetResult(CommandResult):
         Returns:
             Their paths.
         Raises:
-            WriteError: they can't be written.
+            WriteError: they can't be written, or there is no host to write: what an earlier sweep wrote stays.
         """
         from ddpdoctor.api.node_lists import write_node_lists
 
+        if not self.passing and not self.failing:
+            raise WriteError(f"{os.fspath(folder)}: no lists of nodes were written: the sweep knows of no host")
         return write_node_lists(folder, self.passing, self.failing)
 
     def write_html(self, path: str | os.PathLike[str]) -> None:
@@ -128,8 +132,10 @@ class FleetResult(CommandResult):
         """Write the profile, which `baseline` takes.
 
         Raises:
-            WriteError: it can't be written.
+            WriteError: it can't be written, or no host was judged: what was saved earlier stays.
         """
+        if not self.outcome.sweep.hosts:
+            raise WriteError(f"{os.fspath(path)}: no profile was written: no host could be judged")
         _write(self.profile().to_json(), path)
 
 
@@ -144,7 +150,7 @@ def _write(text: str, path: str | os.PathLike[str]) -> None:
     try:
         write_private(text.encode(), Path(path))
     except OSError as error:
-        raise WriteError(f"{os.fspath(path)}: it was not written: {error.strerror or error}") from error
+        raise WriteError(write_problem(path, error)) from error
 
 
 def fleet(
@@ -178,6 +184,11 @@ def fleet(
     if not inputs:
         raise UsageError("name the snapshots' files or folders, or - for a pipe")
     refuse_empty(inputs=inputs, group_by=group_by, baseline=baseline, since=since, expect=expect)
+    stream = stdin or sys.stdin.buffer
+    if "-" in inputs and stream.isatty():
+        raise UsageError(
+            "- reads a pipe, and standard input is a terminal; so: srun --ntasks-per-node=1 ddpdoctor snapshot | ddpdoctor fleet -"
+        )
     if since == "-" or baseline == "-" or list(inputs).count("-") > 1:
         raise UsageError("- stands once, and among the snapshots of this sweep")
     from ddpdoctor.api.check_selection import selected_checks
@@ -188,27 +199,34 @@ def fleet(
     checks = selected_checks(select, ignore)
     expected = _expected_hosts(expect) if expect else None
     content = _read_baseline(baseline) if baseline else b""
-    sweep = _sweep(inputs, checks, nproc, stdin)
+    sweep = _sweep(inputs, checks, nproc, stream)
     labels = _labels(sweep, group_by)
     profile = _profile(content, baseline or "", group_by) if baseline else None
-    before = _sweep([since], checks, nproc, None) if since else None
+    before = _sweep([since], checks, nproc, stream) if since else None
     return FleetResult(
         FleetOutcome(
             sweep,
             labels,
             expected=expected,
+            no_file=expect if expect and expected == (expect,) and not os.path.exists(expect) else "",  # noqa: PTH110
             held=hold(profile, sweep, labels) if profile else None,
-            changes=None if before is None else changes(before, sweep),
-            problems=tuple(f"of the last sweep: {problem}" for problem in before.problems) if before else (),
+            changes=changes(before, sweep) if before and before.hosts else None,
+            problems=tuple(_problems_of_last(before)) if before else (),
         )
     )
 
 
-def _sweep(inputs: Sequence[str], checks: tuple[Check, ...], nproc: int | None, stdin: IO[bytes] | None) -> Sweep:
+def _problems_of_last(before: Sweep) -> Iterator[str]:
+    yield from (f"of the last sweep: {problem}" for problem in before.problems)
+    if not before.hosts:
+        yield "what changed is not told: no snapshot of the last sweep could be read. If this is the first, leave --since out"
+
+
+def _sweep(inputs: Sequence[str], checks: tuple[Check, ...], nproc: int | None, stdin: IO[bytes]) -> Sweep:
     from ddpdoctor.fleet_sweep.sources import find_sources
     from ddpdoctor.fleet_sweep.sweeping import sweep_over
 
-    return sweep_over(find_sources(inputs, stdin or sys.stdin.buffer), checks, nproc)
+    return sweep_over(find_sources(inputs, stdin), checks, nproc)
 
 
 def _labels(sweep: Sweep, group_by: str) -> dict[str, str]:
@@ -239,7 +257,7 @@ def _expected_hosts(expect: str) -> tuple[str, ...]:
     text = expect
     if os.path.exists(expect):  # noqa: PTH110 (a list is no path)
         text = ",".join(_read_file(expect, "--expect").decode(errors="replace").split())
-    elif "/" in expect:
+    elif "/" in expect or expect.endswith(FILE_ENDINGS):
         raise UsageError(f"--expect: there is no file {expect}")
     try:
         hosts = tuple(dict.fromkeys(expand(text)))

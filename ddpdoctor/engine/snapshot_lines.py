@@ -10,7 +10,7 @@ import hashlib
 import re
 import zlib
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -29,6 +29,10 @@ PENDING_OVERHEAD: Final = 512
 """What such a snapshot takes beside its characters."""
 MAX_LABEL_CHARACTERS: Final = 80
 LABELS_SHOWN: Final = 3
+MAX_LABELS: Final = 65_536
+"""That are kept of snapshots that were given up: more than any cluster has hosts."""
+BEGINNING_BYTES: Final = 1024
+"""Of a snapshot that isn't whole: whose it is stands there."""
 
 _LINE: Final = re.compile(rb"(.*?)" + MARK + rb" ([0-9a-f]{16}) ([0-9]{1,4})/([0-9]{1,4}) ([A-Za-z0-9+/=]{1,1000})\s*")
 
@@ -53,13 +57,27 @@ class _Pending:
         self.parts: dict[int, bytes] = {}
 
 
+class Lack(NamedTuple):
+    """What lines that haven't arrived lack, in a sentence.
+
+    Args:
+        text: the sentence.
+        labels: that a launcher wrote before the lines.
+        beginning: of the JSON, as far as it came.
+    """
+
+    text: str
+    labels: tuple[str, ...]
+    beginning: bytes = b""
+
+
 class SnapshotLines:
     """Puts snapshots together out of their lines, in whatever order those arrive, and whatever a launcher wrote before them."""
 
     def __init__(self) -> None:
         self._pending: dict[bytes, _Pending] = {}
         self._characters = 0
-        self._given_up: list[str] = []
+        self._given_up: dict[str, None] = {}
         self._given_up_count = 0
 
     def add(self, line: bytes) -> bytes | None:
@@ -94,21 +112,28 @@ class SnapshotLines:
         """Drop what was begun first: more was begun than memory should hold."""
         label = self._take_out(next(iter(self._pending))).label
         self._given_up_count += 1
-        if len(self._given_up) < LABELS_SHOWN and label and label not in self._given_up:
-            self._given_up.append(label)
+        if len(self._given_up) < MAX_LABELS and label:
+            self._given_up[label] = None
 
-    def lacking(self) -> Iterator[str]:
+    def lacking(self) -> Iterator[Lack]:
         """Say of each snapshot that hasn't arrived whole what it lacks."""
         if self._given_up_count:
-            others = " and others" if self._given_up_count > len(self._given_up) else ""
-            whose = f" ({', '.join(self._given_up)}{others})" if self._given_up else ""
-            yield (
+            labels = tuple(self._given_up)
+            shown = labels[:LABELS_SHOWN]
+            others = " and others" if self._given_up_count > len(shown) else ""
+            whose = f" ({', '.join(shown)}{others})" if shown else ""
+            yield Lack(
                 f"{plural(self._given_up_count, 'snapshot')}{whose} had not arrived whole when {MAX_PENDING_CHARACTERS >> 20} MiB of such "
-                "lay here; nothing of them was used: sweep over fewer hosts at once, or over a folder"
+                "lay here; nothing of them was used: sweep over fewer hosts at once, or over a folder",
+                labels,
             )
         for pending in self._pending.values():
             missing = pending.count - len(pending.parts)
-            yield f"{pending.label or 'a snapshot'}: {missing} of its {pending.count} lines didn't arrive; was the command ended, or its output cut?"
+            yield Lack(
+                f"{pending.label or 'a snapshot'}: {missing} of its {pending.count} lines didn't arrive; was the command ended, or its output cut?",
+                (pending.label,) if pending.label else (),
+                _beginning(pending),
+            )
 
 
 def _unpacked(pending: _Pending, digest: str) -> bytes:
@@ -119,6 +144,15 @@ def _unpacked(pending: _Pending, digest: str) -> bytes:
     except (ValueError, KeyError, zlib.error):
         return MARK
     return content if _digest(content) == digest else MARK
+
+
+def _beginning(pending: _Pending) -> bytes:
+    """The JSON's first bytes, out of the first line; nothing where that isn't there."""
+    try:
+        packed = base64.b64decode(pending.parts.get(1, b""))
+        return zlib.decompressobj().decompress(packed, BEGINNING_BYTES)
+    except (ValueError, zlib.error):
+        return b""
 
 
 def joined(content: bytes) -> bytes:

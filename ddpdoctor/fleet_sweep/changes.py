@@ -9,7 +9,7 @@ import msgspec
 from ddpdoctor.base.findings import Severity
 from ddpdoctor.fleet_sweep.comparable import ABSENT, UNKNOWN, with_own_words
 from ddpdoctor.fleet_sweep.comparison import are_alike, parent_of
-from ddpdoctor.fleet_sweep.sweep import FleetHost, Sweep
+from ddpdoctor.fleet_sweep.sweep import FleetHost, Sweep, unjudged_hosts
 
 
 class ChangeKind(str, Enum):
@@ -41,14 +41,16 @@ class FleetChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def changes(before: Sweep, after: Sweep) -> tuple[FleetChange, ...]:
-    """What is otherwise than it was, by kind; the most hosts first."""
+    """What is otherwise than it was, by kind; the most hosts first. A host whose snapshot could not be read has neither come nor gone."""
     found: dict[tuple[ChangeKind, str, str, str], list[str]] = {}
     facts = _Facts(before, after)
+    unjudged = {*unjudged_hosts(before, after.hosts), *unjudged_hosts(after, before.hosts)}
     for name in sorted({*before.hosts, *after.hosts}):
         old, new = before.hosts.get(name), after.hosts.get(name)
         if old is None or new is None:
-            kind = ChangeKind.GONE if new is None else ChangeKind.APPEARED
-            found.setdefault((kind, "", "", ""), []).append(name)
+            if name not in unjudged:
+                kind = ChangeKind.GONE if new is None else ChangeKind.APPEARED
+                found.setdefault((kind, "", "", ""), []).append(name)
             continue
         faults_before, faults = _faults(before, old), _faults(after, new)
         for slug in sorted(faults - faults_before):

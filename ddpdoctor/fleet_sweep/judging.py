@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
 
 from ddpdoctor.base.text import one_line
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.examination import Examination, Verdict
 from ddpdoctor.engine.registry import Check, Result
+from ddpdoctor.engine.sanitize_facts import is_host
+from ddpdoctor.engine.snapshot_lines import BEGINNING_BYTES
 from ddpdoctor.engine.snapshot_series import Answers, HostInSeries, SnapshotSeries
 from ddpdoctor.engine.snapshots import SnapshotError
 from ddpdoctor.facts.environment import value_of
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.fleet_sweep.comparable import COMPARED_GROUPS, TOOL_VERSION, OwnWords, Pair, comparable_facts, json_text
 from ddpdoctor.fleet_sweep.sweep import STATES, FleetFinding, FleetHost, Sweep, SweepBuilder
+
+_HOST: Final = re.compile(rb'\s*\{[^{}\[\]]{0,300}?"host"\s*:\s*"([^"\\]{1,253})"')
+"""In the first lines of a snapshot: what stands before the host's name has no parts."""
+
+
+def _host_named_in(beginning: bytes) -> str:
+    """The host whose snapshot begins so; "" where that isn't said."""
+    matched = _HOST.match(beginning[:BEGINNING_BYTES]) if b"ddpdoctor_snapshot" in beginning[:BEGINNING_BYTES] else None
+    name = matched[1].decode(errors="replace") if matched else ""
+    return name if is_host(name) else ""
 
 
 class _ComparedFacts(NamedTuple):
@@ -43,26 +55,39 @@ class FleetJudge:
     def sweep(self) -> Sweep:
         return self._builder.sweep
 
-    def problem(self, text: str) -> None:
-        """Note why something was not judged."""
-        self._builder.problem(one_line(text))
+    def problem(self, text: str, labels: Iterable[str] = (), beginning: bytes = b"") -> None:
+        """Note why something was not judged.
 
-    def judge(self, content: bytes, source: str) -> None:
+        Args:
+            text: a sentence.
+            labels: what a launcher or a file calls it.
+            beginning: of the snapshot, as far as there is one.
+        """
+        if host := _host_named_in(beginning):
+            whose = "" if host in text else f" (of {host})"
+            self._builder.problem(one_line(f"{text}{whose}"), (host,), says_so_itself=True)
+        else:
+            self._builder.problem(one_line(text), filter(is_host, labels))
+
+    def judge(self, content: bytes, source: str, labels: Iterable[str] = ()) -> None:
         """Judge one snapshot; what can't be read is a problem, and no error.
 
         Args:
             content: as a file or a line has it.
             source: the file's name, or what tells which line it was.
+            labels: what a launcher or a file calls it.
         """
         try:
             host = self._series.read(content, source)
         except SnapshotError as error:
             self.sweep.read += 1
-            self.problem(str(error))
+            self.problem(str(error), labels, content)
             return
         if not host.snapshot.host:
             self.sweep.read += 1
-            self.problem(f"{source}: it doesn't say which host it is of, or in a way in which no host is called")
+            self.problem(
+                f"{source}: it doesn't say which host it is of, or in a way in which no host is called", labels
+            )
             return
         self._builder.add(self._judged(host, source))
 

@@ -12,7 +12,7 @@ from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.fleet_sweep.changes import FleetChange
 from ddpdoctor.fleet_sweep.comparison import AlikeGroup, compare
 from ddpdoctor.fleet_sweep.profiles import Held
-from ddpdoctor.fleet_sweep.sweep import FleetFinding, FleetHost, Sweep
+from ddpdoctor.fleet_sweep.sweep import FleetFinding, FleetHost, Sweep, first_label, unjudged_hosts
 from ddpdoctor.knowledge.hostlist import fold
 
 
@@ -23,6 +23,7 @@ class FleetOutcome:
         sweep: the hosts.
         labels: a host's name to what it has in common with those that should be like it.
         expected: hosts that should have answered; None where nobody said.
+        no_file: what was given for the expected hosts, and is one name and no file, so that it may be mistyped; "" where it is more.
         held: what came of the baseline; None without one.
         changes: since an earlier sweep; None without one.
         problems: what else kept something from being judged.
@@ -34,6 +35,7 @@ class FleetOutcome:
         labels: Mapping[str, str],
         *,
         expected: Sequence[str] | None = None,
+        no_file: str = "",
         held: Held | None = None,
         changes: Sequence[FleetChange] | None = None,
         problems: Sequence[str] = (),
@@ -41,6 +43,7 @@ class FleetOutcome:
         self.sweep = sweep
         self.labels = labels
         self.expected = expected
+        self.no_file = no_file
         self.held = held
         self.changes = changes
         more = sweep.unnamed_problems
@@ -58,6 +61,14 @@ class FleetOutcome:
         return tuple(name for name in self.expected or () if name not in self._answers)
 
     @cached_property
+    def unjudged(self) -> tuple[str, ...]:
+        """Hosts of which something came, but no snapshot that could be judged. One that was expected by its short name is among the absent."""
+        expected = set(self.expected or ())
+        labels = {*map(first_label, expected)}
+        names = unjudged_hosts(self.sweep, expected)
+        return tuple(name for name in names if name in expected or first_label(name) not in labels)
+
+    @cached_property
     def unexpected(self) -> tuple[str, ...]:
         """Hosts that answered and weren't expected."""
         if self.expected is None:
@@ -66,11 +77,27 @@ class FleetOutcome:
         return tuple(name for name in self.sweep.hosts if name not in answered)
 
     @cached_property
+    def other_domains(self) -> dict[str, str]:
+        """Absent hosts to the one host that nobody expected and that is called the same in another domain: both may be one."""
+        unexpected = grouped(self.unexpected, first_label)
+        alike = {name: unexpected.get(first_label(name), []) for name in self.absent}
+        return {name: hosts[0] for name, hosts in alike.items() if len(hosts) == 1}
+
+    @cached_property
+    def deviating(self) -> dict[str, list[str]]:
+        """Hosts that are other than the baseline, and the paths of the facts in which they are."""
+        found: dict[str, list[str]] = {}
+        for fact in self.held.deviations if self.held else ():
+            for name in fact.hosts:
+                found.setdefault(name, []).append(fact.path)
+        return found
+
+    @cached_property
     def _answers(self) -> dict[str, str]:
         """Expected hosts that answered, and what they call themselves: "node1" may be node1.cluster.local, where no other host could be."""
         answers = {name: name for name in self.expected or () if name in self.sweep.hosts}
-        asked = grouped(dict.fromkeys(name for name in self.expected or () if name not in answers), _first_label)
-        answered = grouped((name for name in self.sweep.hosts if name not in answers), _first_label)
+        asked = grouped(dict.fromkeys(name for name in self.expected or () if name not in answers), first_label)
+        answered = grouped((name for name in self.sweep.hosts if name not in answers), first_label)
         for label, names in asked.items():
             hosts = answered.get(label, [])
             if len(names) == len(hosts) == 1 and label in (names[0], hosts[0]):
@@ -79,17 +106,14 @@ class FleetOutcome:
 
     @cached_property
     def exclusions(self) -> dict[str, str]:
-        """Hosts on which no job should be put, and why: an absent one, one that is judged sick, differs from the baseline, or could not be judged
-        or held against it.
+        """Hosts on which no job should be put, and why: an absent one, one whose snapshot could not be read, one that is judged sick, differs from the
+        baseline, or could not be judged or held against it.
 
         What is the user's to mend takes no host out.
         """
-        deviating: dict[str, list[str]] = {}
-        for fact in self.held.deviations if self.held else ():
-            for name in fact.hosts:
-                deviating.setdefault(name, []).append(fact.path)
-        why = {name: self._why(host, deviating.get(name, ())) for name, host in self.sweep.hosts.items()}
+        why = {name: self._why(host, self.deviating.get(name, ())) for name, host in self.sweep.hosts.items()}
         why |= dict.fromkeys(self.absent, "it didn't answer")
+        why |= dict.fromkeys(self.unjudged, "no snapshot of it could be read")
         return {name: text for name, text in why.items() if text}
 
     @cached_property
@@ -147,10 +171,6 @@ class FleetOutcome:
             return Verdict.UNKNOWN
         odd = any(group.odd for group in self.groups)
         return Verdict.WARN if Verdict.WARN in verdicts or odd else Verdict.OK
-
-
-def _first_label(name: str) -> str:
-    return name.partition(".")[0]
 
 
 def hosts_text(names: Sequence[str], most: int = 0) -> str:

@@ -74,6 +74,10 @@ def read_profile(content: bytes) -> Profile | None:
                 f"a profile of version {version}, and this ddpdoctor reads version {PROFILE}; save it again with --save-profile, or update ddpdoctor"
             )
         profile = msgspec.json.decode(content, type=Profile)
+        if not profile.groups:
+            raise ProfileError(
+                "a profile of no hosts; save one of a sweep over good hosts: ddpdoctor fleet FOLDER --save-profile FILE"
+            )
         for label in profile.groups:
             profile.facts(label)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:

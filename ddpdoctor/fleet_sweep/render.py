@@ -8,7 +8,7 @@ from typing import Final
 
 from ddpdoctor.base.findings import Severity
 from ddpdoctor.base.grouping import grouped
-from ddpdoctor.base.text import clip, clip_middle, one_line, plural
+from ddpdoctor.base.text import clip, clip_middle, listed, one_line, plural
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.fleet_sweep.changes import ChangeKind
@@ -36,6 +36,8 @@ MAX_ROWS: Final = 25
 """Of one table; -v shows all."""
 MAX_PROBLEMS: Final = 20
 BASELINE: Final = "in the baseline"
+BASELINE_FACTS: Final = 3
+"""That the last line names."""
 SETUP_FACTS: Final = 8
 
 _NOT_JUDGED: Final = StyledText("not judged", "bold magenta")
@@ -107,8 +109,10 @@ class _Writer:
 
     def outcome(self) -> str:
         hosts = self._outcome.sweep.hosts
+        others = self._without_verdict()
         if not hosts:
-            return "No verdict: nothing could be judged"
+            nothing = "No host could be judged" if self._outcome.absent else "No verdict: nothing could be judged"
+            return "; ".join([nothing, *others])
         tally = counts(hosts)
         parts = [
             f"{tally[verdict]:,} {words if tally[verdict] == 1 else words_of_several}"
@@ -120,15 +124,41 @@ class _Writer:
             )
             if tally[verdict]
         ]
-        if self._outcome.not_held:
-            parts.append(f"{len(self._outcome.not_held):,} could not be held against the baseline")
         if self._outcome.odd_hosts:
             odd = len(self._outcome.odd_hosts)
             parts.append(
                 f"{odd:,} {'differs' if odd == 1 else 'differ'} from hosts like {'it' if odd == 1 else 'them'}"
             )
-        absent = f"; {len(self._outcome.absent):,} more did not answer" if self._outcome.absent else ""
-        return f"Of {plural(len(hosts), 'host')} {', '.join(parts)}{absent}"
+        judged = f"Of {plural(len(hosts), 'host')} {', '.join(parts)}"
+        return "; ".join([judged, *self._against_baseline(), *others])
+
+    def _against_baseline(self) -> Iterator[str]:
+        if self._outcome.held is None:
+            return
+        if deviating := self._outcome.deviating:
+            paths = dict.fromkeys(
+                clip_middle(path, VALUE_CHARACTERS) for of_host in deviating.values() for path in of_host
+            )
+            differ = "differs" if len(deviating) == 1 else "differ"
+            yield f"{len(deviating):,} {differ} from the baseline: {listed(map(self._text, paths), BASELINE_FACTS)}"
+        if self._outcome.not_held:
+            yield f"{len(self._outcome.not_held):,} could not be held against the baseline"
+        if not deviating and not self._outcome.not_held:
+            yield "none differs from the baseline"
+
+    def _without_verdict(self) -> Iterator[str]:
+        more = " more" if self._outcome.sweep.hosts else ""
+        silent, _ = self._silent_and_unread()
+        if silent:
+            yield f"{len(silent):,}{more} did not answer"
+        if self._outcome.unjudged:
+            yield f"{len(self._outcome.unjudged):,}{more} could not be read"
+
+    def _silent_and_unread(self) -> tuple[list[str], list[str]]:
+        """The absent hosts of which nothing came, and those of which something did."""
+        unjudged = set(self._outcome.unjudged)
+        silent = [name for name in self._outcome.absent if name not in unjudged]
+        return silent, [name for name in self._outcome.absent if name in unjudged]
 
     def counts(self) -> str:
         problems = len(self._outcome.problems) + max(0, self._outcome.sweep.unnamed_problems - 1)
@@ -178,13 +208,35 @@ class _Writer:
 
     def _answers(self) -> Section:
         blocks: list[Block] = []
-        if absent := self._outcome.absent:
-            text = f"{plural(len(absent), 'host')} did not answer: {self._hosts(absent)}"
-            blocks.append(Paragraph(text, StyledText("FAIL", STYLES[Severity.FAIL]), 6))
+        silent, unread = self._silent_and_unread()
+        for names, words in ((silent, "did not answer"), (unread, "sent no snapshot that could be read")):
+            if names:
+                text = f"{plural(len(names), 'host')} {words}: {self._hosts(names)}"
+                blocks.append(Paragraph(text, StyledText("FAIL", STYLES[Severity.FAIL]), 6))
         if unexpected := self._outcome.unexpected:
             text = f"{plural(len(unexpected), 'host')} answered that nobody expected: {self._hosts(unexpected)}"
             blocks.append(Paragraph(text, StyledText("INFO", STYLES[Severity.INFO]), 6))
+        if why := self._why_nobody_expected():
+            blocks.append(Paragraph(why, StyledText("INFO", STYLES[Severity.INFO]), 6))
         return Section(tuple(blocks))
+
+    def _why_nobody_expected(self) -> str:
+        """The likeliest slip in the list of expected hosts, where others answered in their place."""
+        outcome = self._outcome
+        if not outcome.unexpected:
+            return ""
+        if outcome.other_domains:
+            name, other = next(iter(outcome.other_domains.items()))
+            more = len(outcome.other_domains) - 1
+            alike = f" (and {plural(more, 'more host')} alike)" if more else ""
+            text = f"{name} was expected, and {other} answered{alike}: if both are one, write the names in --expect as the hosts' own `hostname` prints them"
+        elif outcome.no_file in outcome.absent:
+            text = f"there is no file {outcome.no_file}, so --expect took it for the name of a host"
+        elif outcome.expected and len(outcome.absent) == len(set(outcome.expected)):
+            text = "not one of the hosts that answered is in --expect: is that the list of another partition, cluster or job?"
+        else:
+            return ""
+        return self._text(text)
 
     def _findings(self) -> Iterator[Section]:
         found = self._outcome.by_finding

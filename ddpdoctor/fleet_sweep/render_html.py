@@ -12,6 +12,7 @@ import msgspec
 from ddpdoctor.base.findings import Severity
 from ddpdoctor.base.text import one_line, plural
 from ddpdoctor.base.version import __version__
+from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.fleet_sweep.outcome import FleetOutcome
 from ddpdoctor.fleet_sweep.render import fleet_document
@@ -60,7 +61,7 @@ def _data(outcome: FleetOutcome, catalogue: Catalogue) -> dict[str, Any]:
         "columns": [sweep.checks[place] for place in columns],
         "sections": [section for section in map(_section, document.sections) if section["rows"]],
         "hosts": [_host(outcome, sweep.hosts[name], columns) for name in sorted(sweep.hosts)]
-        + [_absent(name, len(columns)) for name in sorted(outcome.absent)],
+        + [_without_snapshot(outcome, name, len(columns)) for name in sorted({*outcome.absent, *outcome.unjudged})],
     }
 
 
@@ -78,9 +79,17 @@ def _host(outcome: FleetOutcome, host: FleetHost, columns: list[int]) -> dict[st
     }
 
 
-def _absent(name: str, columns: int) -> dict[str, str]:
-    why = "it didn't answer"
-    return {"name": name, "verdict": "fail", "group": "", "why": why, "slugs": "", "odd": "", "states": " " * columns}
+def _without_snapshot(outcome: FleetOutcome, name: str, columns: int) -> dict[str, str]:
+    verdict = Verdict.FAIL if name in outcome.absent else Verdict.UNKNOWN
+    return {
+        "name": name,
+        "verdict": verdict.value,
+        "group": "",
+        "why": outcome.exclusions[name],
+        "slugs": "",
+        "odd": "",
+        "states": " " * columns,
+    }
 
 
 def _section(section: Section) -> dict[str, Any]:

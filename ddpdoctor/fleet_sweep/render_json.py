@@ -66,6 +66,7 @@ def _fleet(outcome: FleetOutcome) -> ReportedFleet:
         failing=fold(outcome.exclusions),
         absent=fold(outcome.absent),
         unexpected=fold(outcome.unexpected),
+        unjudged=fold(outcome.unjudged),
         hosts=tuple(_hosts(outcome)),
         odd=tuple(fact for group in groups for fact in _facts(group.label, group.odd)),
         undecided=tuple(fact for group in groups for fact in _facts(group.label, group.undecided)),

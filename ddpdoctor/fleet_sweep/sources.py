@@ -12,7 +12,7 @@ import msgspec
 
 from ddpdoctor.base.regular_files import open_regular
 from ddpdoctor.base.text import clip, one_line
-from ddpdoctor.engine.snapshot_lines import MARK, SnapshotLines
+from ddpdoctor.engine.snapshot_lines import BEGINNING_BYTES, MARK, SnapshotLines
 from ddpdoctor.fleet_sweep.profiles import claims_to_be_profile
 from ddpdoctor.knowledge.hostlist import FAILING_NODES, PASSING_NODES
 
@@ -22,6 +22,11 @@ ENDINGS: Final = (".json", ".txt", ".log", ".out")
 """Files of a folder that may hold snapshots; the rest of it is passed over."""
 MAX_PREFIX: Final = 300
 STDIN: Final = "-"
+STDIN_NAME: Final = "standard input"
+NOTHING_ARRIVED: Final = (
+    "nothing arrived: the command before the | has failed, or printed nothing. Run that alone and read what it says, as with "
+    "`srun --ntasks-per-node=1 ddpdoctor snapshot | head -n 3`"
+)
 
 
 class SnapshotSource(msgspec.Struct, frozen=True, array_like=True):
@@ -30,14 +35,16 @@ class SnapshotSource(msgspec.Struct, frozen=True, array_like=True):
     Args:
         name: of the file, or what tells which line it was.
         path: of the file; "" where the content is here.
-        content: of a line.
+        content: of a line; where there is a problem, what came of it.
         problem: why there is none.
+        labels: what a launcher or the file's name calls it, which may be its host's name.
     """
 
     name: str
     path: str = ""
     content: bytes = b""
     problem: str = ""
+    labels: tuple[str, ...] = ()
 
 
 def find_sources(inputs: Iterable[str], stdin: IO[bytes] | None) -> Iterator[SnapshotSource]:
@@ -49,11 +56,15 @@ def find_sources(inputs: Iterable[str], stdin: IO[bytes] | None) -> Iterator[Sna
     """
     for name in inputs:
         if name == STDIN:
-            yield from _Lines("standard input, ").read(stdin) if stdin else ()
+            yield from _Lines(f"{STDIN_NAME}, ").read(stdin) if stdin else ()
         elif os.path.isdir(name):  # noqa: PTH112 (a name may be no path's)
             yield from _folder(name)
         else:
-            yield SnapshotSource(name, path=name)
+            yield _file(name)
+
+
+def _file(path: str) -> SnapshotSource:
+    return SnapshotSource(path, path=path, labels=(os.path.splitext(os.path.basename(path))[0],))  # noqa: PTH119, PTH122
 
 
 def _folder(name: str) -> Iterator[SnapshotSource]:
@@ -66,7 +77,7 @@ def _folder(name: str) -> Iterator[SnapshotSource]:
         yield SnapshotSource(name, problem=f"{name}: there is no file in it whose name ends in {', '.join(ENDINGS)}")
     for entry in files:
         path = os.path.join(name, entry)  # noqa: PTH118
-        yield SnapshotSource(path, path=path)
+        yield _file(path)
 
 
 def read_source(source: SnapshotSource) -> Iterator[SnapshotSource]:
@@ -85,16 +96,17 @@ def read_source(source: SnapshotSource) -> Iterator[SnapshotSource]:
             content = file.read(MAX_SNAPSHOT_BYTES + 1)
             if not _is_one_document(content):
                 file.seek(0)
-                yield from _Lines(f"{source.name}, ", file=source.name).read(file)
+                yield from _Lines(f"{source.name}, ", source).read(file)
             elif claims_to_be_profile(content):
                 return
             elif len(content) <= MAX_SNAPSHOT_BYTES:
-                yield SnapshotSource(source.name, content=content)
+                yield SnapshotSource(source.name, content=content, labels=source.labels)
             else:
-                yield SnapshotSource(source.name, problem=_too_large(source.name))
+                begin = content[:BEGINNING_BYTES]
+                yield SnapshotSource(source.name, content=begin, problem=_too_large(source.name), labels=source.labels)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else None
-        yield SnapshotSource(source.name, problem=f"{source.name}: {reason or error}")
+        yield SnapshotSource(source.name, problem=f"{source.name}: {reason or error}", labels=source.labels)
 
 
 def _is_one_document(content: bytes) -> bool:
@@ -126,10 +138,10 @@ class _Lines:
 
     Args:
         where: stands in front of a line's number.
-        file: its name, where these are a file's.
+        file: where these are a file's.
     """
 
-    def __init__(self, where: str, file: str = "") -> None:
+    def __init__(self, where: str, file: SnapshotSource | None = None) -> None:
         self._where = where
         self._file = file
         self._packed = SnapshotLines()
@@ -147,27 +159,36 @@ class _Lines:
             yield from self._snapshots(f"{self._where}line {number}", number, line)
             if self._file and not self._found_at and read > MAX_SNAPSHOT_BYTES:
                 break
+        if not first and not self._file:
+            yield SnapshotSource("", problem=f"{STDIN_NAME}: {NOTHING_ARRIVED}")
+            return
         for name, number, prefix, content in self._indented.cut():
             yield self._snapshot(name, number, prefix, content)
-        lacks = [f"{self._where}{lack}" for lack in self._packed.lacking()]
+        lacks = list(self._packed.lacking())
         if self._file and not self._found_at and not lacks:
             begin = clip(one_line(first.decode(errors="replace")))
-            yield SnapshotSource("", problem=f"{self._file}: there is no snapshot in it; it begins: {begin}")
+            name = self._file.name
+            yield SnapshotSource(
+                "", problem=f"{name}: there is no snapshot in it; it begins: {begin}", labels=self._file.labels
+            )
             return
-        for problem in lacks:
-            yield SnapshotSource("", problem=problem)
+        for lack in lacks:
+            labels = lack.labels or self._file_labels
+            yield SnapshotSource("", content=lack.beginning, problem=f"{self._where}{lack.text}", labels=labels)
         # A file with one snapshot is one host's: what came before it is a banner, or the word of a module.
         begin_at = self._found_at[0] if self._file and len(self._found_at) == 1 else 0
-        for problem in self._foreign.problems(self._labels, begin_at):
-            yield SnapshotSource("", problem=f"{self._where}{problem}")
+        for problem, labels in self._foreign.problems(self._labels, begin_at):
+            yield SnapshotSource("", problem=f"{self._where}{problem}", labels=labels)
 
     def _snapshots(self, name: str, number: int, line: bytes) -> Iterator[SnapshotSource]:
         if len(line) > MAX_SNAPSHOT_BYTES:
-            yield SnapshotSource(name, problem=_too_large(name))
+            label, _ = _label_and_words(line[:MAX_FOREIGN_BYTES])
+            yield SnapshotSource(name, problem=_too_large(name), labels=(label,) if label else self._file_labels)
         elif (whole := self._packed.add(line)) is not None:
-            self._labels.add(_label(line[: line.index(MARK)]))
+            prefix = line[: line.index(MARK)]
+            self._labels.add(_label(prefix))
             if whole:
-                yield self._snapshot(name, number, b"", whole)
+                yield self._snapshot(name, number, prefix, whole)
         elif (indented := self._indented.add(name, number, line)) is not None:
             for snapshot in indented:
                 yield self._snapshot(*snapshot)
@@ -180,7 +201,12 @@ class _Lines:
         label = _label(prefix)
         self._labels.add(label)
         self._found_at.append(number)
-        return SnapshotSource(f"{name} ({label})" if label else name, content=content)
+        labels = (label,) if label else self._file_labels
+        return SnapshotSource(f"{name} ({label})" if label else name, content=content, labels=labels)
+
+    @property
+    def _file_labels(self) -> tuple[str, ...]:
+        return self._file.labels if self._file else ()
 
 
 class _Indented(NamedTuple):
@@ -308,8 +334,8 @@ class _ForeignLines:
             self._count += 1
             self._lines.setdefault(words, []).append((label, number))
 
-    def problems(self, answered: Collection[str], begin_at: int) -> Iterator[str]:
-        """A problem for each text.
+    def problems(self, answered: Collection[str], begin_at: int) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """A problem for each text, and the labels of the lines.
 
         Args:
             answered: labels of which snapshots came, too; "" alone where the snapshots have none.
@@ -317,16 +343,17 @@ class _ForeignLines:
         """
         has_labels = any(answered)
         for words, lines in self._lines.items():
-            labels = [
-                label or f"line {number}"
+            told = [
+                (label, number)
                 for label, number in lines
                 if (label not in answered if label and has_labels else number > begin_at)
             ]
-            if labels:
-                named = ", ".join(labels[: self.SHOWN]) + (" and others" if len(labels) > self.SHOWN else "")
-                yield f"{named}: no snapshot, but: {clip(words)}"
+            if told:
+                named = ", ".join(label or f"line {number}" for label, number in told[: self.SHOWN])
+                others = " and others" if len(told) > self.SHOWN else ""
+                yield f"{named}{others}: no snapshot, but: {clip(words)}", tuple(label for label, _ in told if label)
         if self._more:
-            yield f"{self._more} more lines that hold no snapshot"
+            yield f"{self._more} more lines that hold no snapshot", ()
 
 
 MAX_FOREIGN_BYTES: Final = 4096

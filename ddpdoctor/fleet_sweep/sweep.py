@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -85,6 +86,8 @@ class Sweep(msgspec.Struct, kw_only=True):
         problems: what was not judged, and why, a sentence each.
         unnamed_problems: how many more.
         read: the snapshots that were, whether they could be judged or not.
+        unread: names of whose snapshots could not be read; True where a snapshot says itself whose it is, False where a launcher's word or
+            a file's name is all that tells, which may mean something else.
     """
 
     checks: tuple[str, ...] = ()
@@ -95,6 +98,7 @@ class Sweep(msgspec.Struct, kw_only=True):
     problems: list[str] = []
     unnamed_problems: int = 0
     read: int = 0
+    unread: dict[str, bool] = {}
 
     def facts_of(self, host: FleetHost) -> Iterator[Pair]:
         """All compared facts of a host, with signs for its own words."""
@@ -105,6 +109,32 @@ class Sweep(msgspec.Struct, kw_only=True):
     def findings_of(self, host: FleetHost) -> list[FleetFinding]:
         """What is wrong with it, worst first."""
         return [self.findings[place] for place in host.findings]
+
+
+def unjudged_hosts(sweep: Sweep, expected: Collection[str] = ()) -> tuple[str, ...]:
+    """The hosts of which no snapshot could be judged, though something came. What a launcher or a file calls them counts where such a host was
+    expected, or another host is called so but for its number: in the list that `srun --exclude` reads nothing may stand that is no host.
+
+    Args:
+        sweep: with the hosts that were judged.
+        expected: hosts that should have answered.
+    """
+    judged = {*sweep.hosts, *map(first_label, sweep.hosts)}
+    forms = {_form(name) for name in judged}
+    return tuple(
+        name
+        for name, says_so_itself in sorted(sweep.unread.items())
+        if name not in judged and (says_so_itself or name in expected or _form(name) in forms)
+    )
+
+
+def first_label(name: str) -> str:
+    """A host's name without its domain."""
+    return name.partition(".")[0]
+
+
+def _form(name: str) -> str:
+    return re.sub(r"\d+", "0", name)
 
 
 class SweepBuilder:
@@ -118,8 +148,16 @@ class SweepBuilder:
         self._wordings: dict[tuple[str, Severity, Owner], list[int]] = {}
         self._states: dict[str, str] = {}
 
-    def problem(self, text: str) -> None:
-        """Note why something was not judged."""
+    def problem(self, text: str, names: Iterable[str] = (), *, says_so_itself: bool = False) -> None:
+        """Note why something was not judged.
+
+        Args:
+            text: a sentence.
+            names: of the hosts that it was perhaps of.
+            says_so_itself: the snapshot has that name in it.
+        """
+        for name in names:
+            self.sweep.unread[name] = says_so_itself or self.sweep.unread.get(name, False)
         if len(self.sweep.problems) < MAX_PROBLEMS:
             self.sweep.problems.append(text)
         else:
@@ -176,6 +214,8 @@ class SweepBuilder:
         findings = [self.finding(found) for found in other.findings]
         for text in other.problems:
             self.problem(text)
+        for name, says_so_itself in other.unread.items():
+            self.sweep.unread[name] = says_so_itself or self.sweep.unread.get(name, False)
         self.sweep.unnamed_problems += other.unnamed_problems
         self.sweep.read += other.read - len(other.hosts)
         for host in other.hosts.values():

@@ -15,6 +15,7 @@ import msgspec
 
 from ddpdoctor.base.text import signal_name
 from ddpdoctor.engine.registry import Check
+from ddpdoctor.engine.sanitize_facts import is_host
 from ddpdoctor.fleet_sweep.judging import FleetJudge
 from ddpdoctor.fleet_sweep.sources import SnapshotSource, batches, read_source
 from ddpdoctor.fleet_sweep.sweep import Sweep, SweepBuilder
@@ -69,9 +70,9 @@ def judge_all(judge: FleetJudge, bundle: Sequence[SnapshotSource]) -> None:
     for source in bundle:
         for snapshot in read_source(source):
             if snapshot.problem:
-                judge.problem(snapshot.problem)
+                judge.problem(snapshot.problem, snapshot.labels, snapshot.content)
             else:
-                judge.judge(snapshot.content, snapshot.name)
+                judge.judge(snapshot.content, snapshot.name, snapshot.labels)
 
 
 def _in_processes(bundles: Iterator[Sequence[SnapshotSource]], job: Job, workers: int) -> Sweep:
@@ -97,7 +98,7 @@ def _in_processes(bundles: Iterator[Sequence[SnapshotSource]], job: Job, workers
         if feeder.sweep is not None:
             builder.merge(feeder.sweep)
         else:
-            builder.problem(feeder.loss)
+            builder.problem(feeder.loss, filter(is_host, feeder.labels))
     return builder.sweep
 
 
@@ -109,6 +110,7 @@ class _Feeder(threading.Thread):
         self._job = job
         self._next_bundle = next_bundle
         self._given = 0
+        self.labels: dict[str, None] = {}
         self.sweep: Sweep | None = None
         self.failure: BaseException | None = None
         self._process = subprocess.Popen(
@@ -125,6 +127,7 @@ class _Feeder(threading.Thread):
             write_message(self._process.stdin, msgspec.msgpack.encode(self._job))
             while bundle := self._next_bundle():
                 self._given += len(bundle)
+                self.labels.update((label, None) for source in bundle for label in source.labels)
                 write_message(self._process.stdin, msgspec.msgpack.encode(bundle))
             self._process.stdin.close()
             self.sweep = msgspec.msgpack.decode(self._process.stdout.read(), type=Sweep)

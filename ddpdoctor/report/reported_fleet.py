@@ -49,8 +49,10 @@ class ReportedFleet(msgspec.Struct, frozen=True, kw_only=True):
     """A sweep over many hosts. Lists of hosts are written as Slurm writes them.
 
     read: snapshots, whether they could be judged or not.
+    failing: all hosts on which no job should be put, those of `absent` and `unjudged` among them.
     absent: hosts that were expected and didn't answer.
     unexpected: hosts that answered and weren't expected.
+    unjudged: hosts of which something came, but no snapshot that could be read.
     odd: the odd ones out.
     undecided: facts in which no value has a majority.
     not_compared: facts that are known on some hosts only; `value` says why not.
@@ -65,6 +67,7 @@ class ReportedFleet(msgspec.Struct, frozen=True, kw_only=True):
     failing: str
     absent: str
     unexpected: str
+    unjudged: str
     hosts: tuple[ReportedFleetHost, ...]
     odd: tuple[ReportedOddFact, ...]
     undecided: tuple[ReportedOddFact, ...]

@@ -46,7 +46,10 @@ def test_a_lost_line_is_told_with_its_label() -> None:
     lines = to_lines(HOSTS[0]).splitlines()
     for line in lines[:-1]:
         assert collected.add(f"node07: {line}".encode()) == b""
-    assert list(collected.lacking()) == [f"node07: 1 of its {len(lines)} lines didn't arrive; {WHY}"]
+    (lack,) = collected.lacking()
+    assert lack.text == f"node07: 1 of its {len(lines)} lines didn't arrive; {WHY}"
+    assert lack.labels == ("node07",)
+    assert f'"host":"{HOSTS[0].host}"'.encode() in lack.beginning
 
 
 @pytest.mark.parametrize(
@@ -91,5 +94,7 @@ def test_what_never_arrives_whole_fills_no_memory_and_is_told(
     for number in range(100):
         collected.add(b"n%d: %s %016x 1/2 %s" % (number, MARK, number, b"A" * characters))
     given_up, *rest = collected.lacking()
-    assert given_up.startswith(f"{100 - kept} snapshots (n0, n1, n2 and others) had not arrived whole")
-    assert rest == [f"n{number}: 1 of its 2 lines didn't arrive; {WHY}" for number in range(100 - kept, 100)]
+    assert given_up.labels == tuple(f"n{number}" for number in range(100 - kept))
+    assert given_up.text.startswith(f"{100 - kept} snapshots (n0, n1, n2 and others) had not arrived whole")
+    told = [lack.text for lack in rest]
+    assert told == [f"n{number}: 1 of its 2 lines didn't arrive; {WHY}" for number in range(100 - kept, 100)]

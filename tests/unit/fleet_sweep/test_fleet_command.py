@@ -14,7 +14,11 @@ import pytest
 
 import ddpdoctor
 from ddpdoctor.engine.examination import Verdict
+from ddpdoctor.engine.snapshot_lines import to_lines
+from ddpdoctor.engine.snapshots import encode_line, encode_snapshot
+from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.knowledge.hostlist import FAILING_NODES, PASSING_NODES, expand
+from tests.support.fixture_hosts import to_snapshot
 from tests.support.fleet_of_fixtures import fleet_snapshots, host_name
 from tests.support.report_schema import check_against_schema
 
@@ -311,8 +315,173 @@ def test_groups_by_partition_and_by_fact(tmp_path: Path) -> None:
     assert len(ddpdoctor.fleet([folder]).outcome.groups[0].odd) == 1
 
 
-def test_nothing_to_judge(tmp_path: Path) -> None:
-    result = ddpdoctor.fleet(["-"], stdin=io.BytesIO(b""))
-    assert result.verdict is Verdict.UNKNOWN
+CUT = 2000
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("copy.json", lambda text: text[:CUT]),
+        ("node00004.json", lambda text: ""),
+        ("node00004.json", lambda text: text[:5]),
+        ("node00004.log", lambda text: "bash: line 1: ddpdoctor: command not found\n"),
+        ("node00004.json", lambda text: text.replace('"host": "node00004"', '"host": ""')),
+        ("node00004.json", lambda text: text.replace('"ddpdoctor_snapshot": 1', '"ddpdoctor_snapshot": 99')),
+    ],
+    ids=["its own word", "empty", "a few bytes", "no snapshot", "nameless", "newer"],
+)
+def test_a_host_whose_snapshot_cannot_be_read_is_not_passing(
+    tmp_path: Path, name: str, content: Callable[[str], str]
+) -> None:
+    folder = written(tmp_path / "nodes", change=lambda number, facts: None)
+    whole = tmp_path / "nodes" / f"{host_name(4)}.json"
+    text = whole.read_text()
+    whole.unlink()
+    (tmp_path / "nodes" / name).write_text(content(text))
+    result = ddpdoctor.fleet([folder], expect="node[00001-00008]")
+    assert (result.verdict, result.failing, len(result.passing)) == (Verdict.FAIL, (host_name(4),), 7)
+    assert "1 host sent no snapshot that could be read: node00004" in result.to_text()
+    result = ddpdoctor.fleet([folder])
+    assert (result.verdict, result.failing, len(result.passing)) == (Verdict.UNKNOWN, (host_name(4),), 7)
+    assert "; 1 more could not be read." in result.to_text(width=200)
+    assert json.loads(result.to_json())["fleet"]["unjudged"] == host_name(4)
+    assert '"name":"node00004","verdict":"unknown"' in result.to_html()
+    assert host_name(4) not in result.to_markdown().replace(str(tmp_path / "nodes" / name), "")
+    # Taken again, it is judged.
+    whole.write_text(text)
+    (tmp_path / "nodes" / "new.json").write_text(text)
+    assert host_name(4) in ddpdoctor.fleet([folder]).passing
+
+
+def as_line(number: int, snapshot: Snapshot) -> list[str]:
+    return [encode_line(snapshot).decode()[: CUT if number == 2 else None]]
+
+
+def as_indented(number: int, snapshot: Snapshot) -> list[str]:
+    return encode_snapshot(snapshot).decode().splitlines()[: 40 if number == 2 else None]
+
+
+def as_short_lines(number: int, snapshot: Snapshot) -> list[str]:
+    return to_lines(snapshot).splitlines()[: -2 if number == 2 else None]
+
+
+def without_its_first_line(number: int, snapshot: Snapshot) -> list[str]:
+    return to_lines(snapshot).splitlines()[1 if number == 2 else 0 :]
+
+
+def altered(number: int, snapshot: Snapshot) -> list[str]:
+    return to_lines(snapshot).replace("A", "B" if number == 2 else "A").splitlines()
+
+
+def as_nothing(number: int, snapshot: Snapshot) -> list[str]:
+    return ["bash: ddpdoctor: command not found"] if number == 2 else [encode_line(snapshot).decode()]
+
+
+@pytest.mark.parametrize(
+    ("form", "needs_label"),
+    [
+        (as_line, False),
+        (as_indented, False),
+        (as_short_lines, False),
+        (without_its_first_line, True),
+        (altered, True),
+        (as_nothing, True),
+    ],
+)
+@pytest.mark.parametrize("launcher", ["pdsh", "srun"])
+def test_a_host_that_is_cut_in_a_pipe_is_not_passing(
+    form: Callable[[int, Snapshot], list[str]], needs_label: bool, launcher: str
+) -> None:
+    text = "clush: login1: exited with exit code 1\n"
+    for number, facts in enumerate(fleet_snapshots(3), 1):
+        prefix = f"{facts['host']}: " if launcher == "pdsh" else f"{number}: "
+        text += "".join(f"{prefix}{line.rstrip()}\n" for line in form(number, to_snapshot(facts)))
+    result = ddpdoctor.fleet(["-"], stdin=io.BytesIO(text.encode()))
+    assert result.passing == (host_name(1), host_name(3))
+    # A number is no host's name, and neither is a program's.
+    assert result.failing == (() if needs_label and launcher == "srun" else (host_name(2),))
+    assert result.exit_code() == 2
+
+
+def test_a_host_that_is_cut_has_neither_come_nor_gone(tmp_path: Path) -> None:
+    cut, whole = written(tmp_path / "cut", change=sick), written(tmp_path / "whole", change=sick)
+    (tmp_path / "cut" / f"{host_name(4)}.json").write_text("{")
+    for before, after in ((cut, whole), (whole, cut)):
+        assert ddpdoctor.fleet([after], since=before).outcome.changes == ()
+
+
+@pytest.mark.parametrize(
+    ("names", "expect", "words"),
+    [
+        ("n[1-2].a.org", "n[1-2].b.org", "n1.b.org was expected, and n1.a.org answered (and 1 more host alike)"),
+        ("n[1-2]", "gpu[1-4]", "not one of the hosts that answered is in --expect"),
+        ("n[1-2]", "nodelist", "there is no file nodelist, so --expect took it for the name of a host"),
+        ("n[1-2]", "n[1-3]", ""),
+        ("n[1-2]", "n1", ""),
+    ],
+)
+def test_why_those_who_answer_are_not_those_who_should(names: str, expect: str, words: str) -> None:
+    hosts = zip(expand(names), fleet_snapshots(2), strict=True)
+    lines = "".join(json.dumps({**facts, "host": name}) + "\n" for name, facts in hosts)
+    result = ddpdoctor.fleet(["-"], expect=expect, stdin=io.BytesIO(lines.encode()))
+    text = " ".join(result.to_text(width=400).split())
+    assert words in text
+    assert ("--expect" in text) is bool(words)
+
+
+def test_the_last_line_speaks_of_the_baseline(fleet: str, tmp_path: Path) -> None:
+    healthy = written(tmp_path / "healthy", change=lambda number, facts: None)
+    profile = str(tmp_path / "good.json")
+    ddpdoctor.fleet([healthy]).write_profile(profile)
+
+    def last_line(*inputs: str, baseline: str | None = None) -> str:
+        lines = ddpdoctor.fleet(inputs, baseline=baseline).to_text(width=300).splitlines()
+        return next(line for line in lines if " Of 8 hosts " in line)
+
+    assert "baseline" not in last_line(healthy)
+    assert last_line(healthy, baseline=profile).endswith("; none differs from the baseline.")
+    told = "; 2 differ from the baseline: driver.kernel_version, driver.module_on_disk and shared_memory.size."
+    assert last_line(fleet, baseline=profile).endswith(told)
+
+
+def test_a_profile_of_nothing_is_no_baseline(fleet: str, tmp_path: Path) -> None:
+    (tmp_path / "empty.json").write_text('{"ddpdoctor_profile": 1}')
+    with pytest.raises(ddpdoctor.UsageError, match="a profile of no hosts"):
+        ddpdoctor.fleet([fleet], baseline=str(tmp_path / "empty.json"))
+
+
+@pytest.mark.parametrize("last", ["missing", "empty"])
+def test_no_last_sweep_costs_the_changes_alone(fleet: str, tmp_path: Path, last: str) -> None:
+    (tmp_path / "empty").mkdir()
+    result = ddpdoctor.fleet([fleet], since=str(tmp_path / last))
+    assert result.outcome.changes is None
+    assert (result.verdict, len(result.passing)) == (Verdict.FAIL, 7)
+    of_last, changes = result.problems
+    assert of_last.startswith(f"of the last sweep: {tmp_path}/{last}: ")
+    assert "leave --since out" in changes
+
+
+@pytest.mark.parametrize("content", [b"", b"\n \n"])
+def test_a_pipe_in_which_nothing_comes(content: bytes) -> None:
+    result = ddpdoctor.fleet(["-"], stdin=io.BytesIO(content))
+    assert (result.verdict, result.exit_code()) == (Verdict.UNKNOWN, 2)
+    (problem,) = result.problems
+    assert problem.startswith("standard input: nothing arrived: the command before the | has failed")
     assert "nothing could be judged" in result.to_text()
-    assert ddpdoctor.fleet(["-"], expect="n1", stdin=io.BytesIO(b"")).verdict is Verdict.FAIL
+    absent = ddpdoctor.fleet(["-"], expect="n1", stdin=io.BytesIO(content))
+    assert (absent.verdict, absent.failing) == (Verdict.FAIL, ("n1",))
+    assert "FAIL  No host could be judged; 1 did not answer." in absent.to_text(width=200)
+
+
+def test_a_sweep_that_knows_of_no_host_leaves_what_the_last_one_wrote(fleet: str, tmp_path: Path) -> None:
+    result = ddpdoctor.fleet([fleet])
+    lists = result.write_nodes(tmp_path)
+    result.write_profile(tmp_path / "good.json")
+    files = [tmp_path / "good.json", *map(Path, lists)]
+    before = [file.read_bytes() for file in files]
+    nothing = ddpdoctor.fleet(["-"], stdin=io.BytesIO(b""))
+    with pytest.raises(ddpdoctor.WriteError, match="knows of no host"):
+        nothing.write_nodes(tmp_path)
+    with pytest.raises(ddpdoctor.WriteError, match="no host could be judged"):
+        nothing.write_profile(tmp_path / "good.json")
+    assert [file.read_bytes() for file in files] == before
