@@ -13,6 +13,11 @@ READABLE: Final = 0o644
 """The users' jobs read them, and there is nothing in them but names of hosts."""
 
 
+def paths_in(folder: str | os.PathLike[str]) -> tuple[str, str]:
+    """The paths of both files."""
+    return os.path.join(folder, PASSING_NODES), os.path.join(folder, FAILING_NODES)  # noqa: PTH118
+
+
 def write_node_lists(folder: str | os.PathLike[str], passing: Iterable[str], failing: Iterable[str]) -> tuple[str, str]:
     """Write both files, a host a line.
 
@@ -23,7 +28,7 @@ def write_node_lists(folder: str | os.PathLike[str], passing: Iterable[str], fai
     """
     from ddpdoctor.base.whole_files import write_whole
 
-    paths = (os.path.join(folder, PASSING_NODES), os.path.join(folder, FAILING_NODES))  # noqa: PTH118
+    paths = paths_in(folder)
     for path, names in zip(paths, (passing, failing), strict=True):
         try:
             write_whole(path, "".join(f"{name}\n" for name in names).encode(), READABLE)

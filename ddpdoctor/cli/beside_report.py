@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from typing import NoReturn
 
@@ -59,10 +58,3 @@ def leave(problems: Iterable[str], code: int) -> NoReturn:
     for problem in told:
         complain(problem)
     raise typer.Exit(2 if told else code)
-
-
-def list_in(folder: str | None) -> str | None:
-    """The path of a list of nodes that `--nodes-out` writes into that folder, if it is to."""
-    from ddpdoctor.knowledge.hostlist import PASSING_NODES
-
-    return None if folder is None else os.path.join(folder, PASSING_NODES)  # noqa: PTH118

@@ -77,12 +77,13 @@ def fleet(
     """
     from ddpdoctor.api import fleet_comparison
     from ddpdoctor.api.errors import refuse_empty
-    from ddpdoctor.cli.beside_report import announce_unwritable, leave, list_in, write_all
+    from ddpdoctor.api.node_lists import paths_in
+    from ddpdoctor.cli.beside_report import announce_unwritable, leave, write_all
 
     form = ReportForm(as_json=as_json, as_markdown=as_markdown, verbose=verbose, quiet=quiet)
     with form.refusals():
         refuse_empty(nodes_out=nodes_out, html=html, save_profile=save_profile)
-    announce_unwritable(list_in(nodes_out), html, save_profile)
+    announce_unwritable(nodes_out and paths_in(nodes_out)[0], html, save_profile)
     with form.refusals():
         result = fleet_comparison.fleet(
             inputs,
