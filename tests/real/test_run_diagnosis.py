@@ -59,7 +59,7 @@ def test_a_hang_is_told_and_then_the_failure(tmp_path: Path) -> None:
     """The job is left alone: here it fails since somebody kills a rank."""
     with torchrun(tmp_path, does={1: ("sleep", 2)}, prefix=command("run", "--hang-after", "6", "--")) as job:
         job.wait_for("rank-1.there")
-        wait_until(lambda: "More on the first" in job.output(), f"the verdict: {job.output()}")
+        wait_until(lambda: "More on the first" in job.output(), lambda: f"the verdict: {job.output()}")
         said = job.output()
         assert all(state(job.pid(rank)) not in ("", "Z") for rank in (0, 1))
         os.kill(job.pid(1), signal.SIGKILL)

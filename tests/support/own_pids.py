@@ -71,7 +71,7 @@ class OwnPids:
             found[:] = [leftover for leftover in self.leftovers() if leftover["pid"] in pids]
             return len(found) == len(pids) and all(one["certainty"] == "proven" for one in found)
 
-        wait_until(all_proven, f"proven leftovers: {found}")
+        wait_until(all_proven, lambda: f"proven leftovers: {found}")
         return found
 
     def alive(self, pid: int) -> bool:

@@ -88,7 +88,7 @@ class RunningJob:
 
     def wait_for(self, marker: str, seconds: float = SECONDS) -> str:
         """Waits until somebody has left that marker; its text, usually the pid of who left it."""
-        wait_until(lambda: self.marked(marker) is not None, f"{marker}: {self.output()}", seconds)
+        wait_until(lambda: self.marked(marker) is not None, lambda: f"{marker}: {self.output()}", seconds)
         return self.marked(marker) or ""
 
     def wait_until_training(self, *ranks: int) -> None:
@@ -276,11 +276,17 @@ def _settings(
     }
 
 
-def wait_until(met: Callable[[], bool], what: str = "", seconds: float = SECONDS) -> None:
-    """Waits for a condition; fails where it isn't met in time."""
+def wait_until(met: Callable[[], bool], what: str | Callable[[], str] = "", seconds: float = SECONDS) -> None:
+    """Waits for a condition; fails where it isn't met in time.
+
+    Args:
+        met: the condition.
+        what: its name; a function where that tells how things stand, which they do once the time is up.
+        seconds: how long it is waited for.
+    """
     until = time.monotonic() + seconds
     while not met():
-        assert time.monotonic() < until, f"waited {seconds:.0f} s for {what or met}"
+        assert time.monotonic() < until, f"waited {seconds:.0f} s for {what() if callable(what) else what or met}"
         time.sleep(0.02)
 
 
