@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 
-import msgspec
-
-from ddpdoctor.base.findings import FAIL, Finding, Owner, Severity
+from ddpdoctor.base.findings import FAIL, Owner, Severity
 from ddpdoctor.engine.log_traits import PLAIN_SIGNS, LogTraits
-from ddpdoctor.engine.registry import Predicate, SignRole, check, derived_check
-from ddpdoctor.facts.log import Log, SignMatch
-from ddpdoctor.logs.analyze.sightings import lines, said_by, sightings
-
-FindingOfSigns = Callable[[Log, Sequence[SignMatch]], Finding]
+from ddpdoctor.engine.registry import Predicate, check, derived_check
+from ddpdoctor.logs.analyze.sightings import FindingOfSigns, judging_signs
 
 
 def log_check(
@@ -26,13 +21,6 @@ def log_check(
     """
 
     def predicate_of(finding_of: FindingOfSigns) -> Predicate:
-        def predicate(log: Log) -> Iterator[Finding]:
-            seen = [match for match in sightings(log, slug) if match.role is not SignRole.NOISE]
-            if seen:
-                finding = finding_of(log, seen)
-                rank = said_by(seen) if of_rank and finding.rank is None else finding.rank
-                yield msgspec.structs.replace(finding, evidence=finding.evidence or lines(log, seen), rank=rank)
-
-        return predicate
+        return judging_signs(slug, finding_of, of_rank=of_rank)
 
     return derived_check(check(slug, owner=owner, severity=severity, log=log), predicate_of)

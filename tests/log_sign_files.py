@@ -9,11 +9,11 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.base.log_signs import LogSign
+from ddpdoctor.base.sign_files import SignFileError, make_signs, parse_sign_tables, read_tables
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.knowledge import xids
 from tests.support import cuda_oom
 from tests.support.number_patterns import more_behind
-from tests.support.sign_files import SignFileError, parse_sign_tables, parse_signs
 
 CHECKS: Final = Path(__file__).parent.parent / "checks"
 SHARED: Final = CHECKS / "shared.signs.toml"
@@ -39,11 +39,13 @@ def read_all(folder: Path = CHECKS) -> dict[str, tuple[LogSign, ...]]:
         SignFileError: a file can't be read, or a slug has signs in two.
     """
     shared_file = folder / SHARED.name
-    shared = parse_sign_tables(shared_file.read_text(encoding="utf-8"), shared_file.name, COMPUTED_PARTS)
+    shared = parse_sign_tables(
+        read_tables(shared_file.read_text(encoding="utf-8"), shared_file.name), shared_file.name, COMPUTED_PARTS
+    )
     signs: dict[str, tuple[LogSign, ...]] = {}
     for path in sorted((*folder.glob("healthy_runs.signs.toml"), *folder.glob("*/*.signs.toml"))):
         name = path.relative_to(folder.parent).as_posix()
-        found = parse_signs(path.read_text(encoding="utf-8"), name, shared, COMPUTED_PARTS)
+        found = make_signs(read_tables(path.read_text(encoding="utf-8"), name), name, shared, COMPUTED_PARTS)
         twice = sorted(signs.keys() & found.keys())
         if twice:
             raise SignFileError(f"{name}: {twice[0]} has signs in another file, too")

@@ -12,10 +12,10 @@ import json
 import sys
 from pathlib import Path
 
+from ddpdoctor.base.sign_files import SignFileError
 from tests import check_index, check_pages, expected_output, hardware_page, log_corpus, log_sign_files, settings_page
 from tests.support import closed_loop, script_mistakes
 from tests.support.report_schema import json_schema
-from tests.support.sign_files import SignFileError
 
 ROOT = Path(__file__).parent.parent
 ACCURACY = ROOT / "docs" / "accuracy.md"

@@ -17,6 +17,7 @@ from ddpdoctor.base.text import human, one_line
 
 if TYPE_CHECKING:
     from ddpdoctor.engine.examination import Examination, Verdict
+    from ddpdoctor.engine.registry import Catalogue
     from ddpdoctor.facts.log import Log
     from ddpdoctor.facts.snapshot import Snapshot
     from ddpdoctor.logs.diagnosis import LogJudgement
@@ -70,6 +71,7 @@ def diagnose_log(
     here: bool = False,
     snapshot: str | None = None,
     python: str | None = None,
+    signs: Sequence[str | os.PathLike[str]] = (),
 ) -> LogResult:
     """Find in the logs of a run what failed first, on which rank and host, why, and what to do.
 
@@ -78,9 +80,10 @@ def diagnose_log(
         here: hold what the log says against the facts of this host.
         snapshot: hold it against this saved snapshot of the host that failed.
         python: with `here`, the Python in which training runs; None: the active environment's.
+        signs: files, or folders of them, with log signs of the site's own, beside those of /etc/ddpdoctor/signs and of the user's folder.
 
     Raises:
-        UsageError: the arguments contradict each other.
+        UsageError: the arguments contradict each other, or a file of signs is wrong.
         NoVerdictError: nothing could be read.
     """
     names = [os.fspath(path) for path in paths]
@@ -90,19 +93,20 @@ def diagnose_log(
         raise UsageError("--python is for --here")
     if not names:
         raise UsageError("no log is named")
-    refuse_empty(snapshot=snapshot, python=python)
+    refuse_empty(snapshot=snapshot, python=python, signs=[os.fspath(path) for path in signs])
     if not all(name.strip() for name in names):
         raise UsageError("the name of a log is empty; is the variable in it set?")
     if [*names, snapshot].count(STDIN) > 1:
         raise UsageError("standard input (-) can be read once only")
     from ddpdoctor.logs.reading import NO_TEXT
 
+    checks = _catalogue(signs)
     host = None if snapshot is None else _saved(snapshot)
-    log = _read(list(dict.fromkeys(names)))
+    log = _read(list(dict.fromkeys(names)), checks)
     if not any(file.bytes and not file.problem.startswith(NO_TEXT) for file in log.files):
         problems = [f"{_file_name(file.name)}: {file.problem or 'there is nothing in it'}" for file in log.files]
         raise NoVerdictError(COMMAND, problems)
-    return LogResult(_judged(log, host, here=here, python=python))
+    return LogResult(_judged(log, host, checks, here=here, python=python))
 
 
 def _file_name(path: str) -> str:
@@ -138,8 +142,18 @@ class _Reading:
         return f"Reading {one_line(_file_name(name))}: {human(done)}{of} ({seconds:.0f} s{earlier})"
 
 
-def _read(paths: Sequence[str]) -> Log:
+def _catalogue(signs: Sequence[str | os.PathLike[str]]) -> Catalogue:
+    from ddpdoctor.base.sign_files import SignFileError
     from ddpdoctor.checks.catalogue import catalogue
+    from ddpdoctor.logs.site_signs import with_site_signs
+
+    try:
+        return with_site_signs(catalogue(), [os.fspath(path) for path in signs])
+    except SignFileError as error:
+        raise UsageError(f"--signs: {error}") from error
+
+
+def _read(paths: Sequence[str], checks: Catalogue) -> Log:
     from ddpdoctor.logs.match.wanted_signs import vocabulary
     from ddpdoctor.logs.reading import read_logs
 
@@ -147,13 +161,13 @@ def _read(paths: Sequence[str]) -> Log:
     line = StatusLine(reading.words, delay=1.0)
     try:
         if STDIN not in paths:
-            return read_logs(paths, stdin=io.BytesIO(), vocabulary=vocabulary(catalogue()), progress=reading.told)
+            return read_logs(paths, stdin=io.BytesIO(), vocabulary=vocabulary(checks), progress=reading.told)
         if terminal_is_ours() and os.isatty(0):
             print(
                 "Waiting for a log on standard input: paste it, then press Ctrl-D on a line by itself", file=sys.stderr
             )
         with os.fdopen(0, "rb", buffering=0, closefd=False) as stdin:
-            return read_logs(paths, stdin=stdin, vocabulary=vocabulary(catalogue()), progress=reading.told)
+            return read_logs(paths, stdin=stdin, vocabulary=vocabulary(checks), progress=reading.told)
     except StoppedBySignal as stopped:
         stopped.text = "Stopped while the log was read; no verdict."
         raise
@@ -161,16 +175,15 @@ def _read(paths: Sequence[str]) -> Log:
         line.close()
 
 
-def _judged(log: Log, host: Snapshot | None, *, here: bool, python: str | None) -> LogJudgement:
-    from ddpdoctor.checks.catalogue import catalogue
+def _judged(log: Log, host: Snapshot | None, checks: Catalogue, *, here: bool, python: str | None) -> LogJudgement:
     from ddpdoctor.logs.analyze.settings import settings_of
     from ddpdoctor.logs.diagnosis import groups_that_decide, judge_log
     from ddpdoctor.probes.session import collect_facts, start_probes
     from ddpdoctor.scripts.run_script import look_into_script
 
-    if here and (groups := groups_that_decide(log, catalogue())):
+    if here and (groups := groups_that_decide(log, checks)):
         context = start_probes(
-            python, quick=not {"torch", "libraries"} & groups, settings=settings_of(log, os.environ, catalogue())
+            python, quick=not {"torch", "libraries"} & groups, settings=settings_of(log, os.environ, checks)
         )
         host = collect_facts(context, groups | {"machine", "container"})
-    return look_into_script(judge_log(log, catalogue(), host))
+    return look_into_script(judge_log(log, checks, host))

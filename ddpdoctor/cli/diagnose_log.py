@@ -26,6 +26,13 @@ def diagnose_log(
         ),
     ] = None,
     python: PythonOption = None,
+    signs: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE.toml",
+            help="Also log signs of your site's own, from this file or folder. Repeatable.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
     as_markdown: Annotated[
         bool,
@@ -56,6 +63,6 @@ def diagnose_log(
     from ddpdoctor.api import log_diagnosis
 
     with form.refusals():
-        result = log_diagnosis.diagnose_log(paths, here=here, snapshot=snapshot, python=python)
+        result = log_diagnosis.diagnose_log(paths, here=here, snapshot=snapshot, python=python, signs=signs or ())
     form.print(result)
     raise typer.Exit(result.exit_code())

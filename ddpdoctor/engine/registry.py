@@ -16,6 +16,7 @@ from typing import Any, Final, NoReturn, TypeVar
 import msgspec
 
 from ddpdoctor.base.findings import Evidence, Finding, Owner, Severity
+from ddpdoctor.base.log_signs import HEALTHY_RUNS
 from ddpdoctor.base.log_signs import LogSign as LogSign
 from ddpdoctor.base.log_signs import SignRole as SignRole
 from ddpdoctor.base.text import clip, clip_middle
@@ -166,6 +167,11 @@ class Check:
         return f"docs/checks/{self.slug}.md"
 
     @property
+    def more(self) -> str:
+        """The command that shows its page."""
+        return f"ddpdoctor explain {self.slug}"
+
+    @property
     def title(self) -> str:
         return self.page.partition("\n")[0]
 
@@ -278,6 +284,23 @@ class Catalogue:
         self._by_slug: dict[str, Check] = {}
         self._brought: list[str] = []
         self._by_topic: dict[tuple[type[Enum], Enum], list[Check]] = {}
+        self._more_signs: Mapping[str, tuple[LogSign, ...]] = {}
+
+    def extended(self, signs: Mapping[str, tuple[LogSign, ...]], checks: Iterable[Check]) -> Catalogue:
+        """A catalogue that has more log signs, by slug, and more checks; this one stays as it is."""
+        extended = Catalogue(self.read_signs, self.import_all)
+        extended._by_slug = self._by_slug | {check.slug: check for check in checks}
+        extended._more_signs = signs
+        return extended
+
+    def signs_of(self, check: Check) -> tuple[LogSign, ...]:
+        """The log signs of a check: its own, and those that came in addition."""
+        return (*check.log_signs, *self._more_signs.get(check.slug, ()))
+
+    @property
+    def harmless_signs(self) -> tuple[LogSign, ...]:
+        """Messages of healthy runs that no check has."""
+        return (*self.read_signs().get(HEALTHY_RUNS, ()), *self._more_signs.get(HEALTHY_RUNS, ()))
 
     def announce(self, module: str, listings: Iterable[CheckListing]) -> None:
         """List the checks of a module that need not be imported yet."""
@@ -336,7 +359,9 @@ class Catalogue:
     def saying(self, text: str) -> tuple[Check, ...]:
         """The checks with a log sign in that text, those with the longest first."""
         lines = text.splitlines()
-        longest = {check: max((_said(sign, lines) for sign in check.log_signs), default=0) for check in self.checks}
+        longest = {
+            check: max((_said(sign, lines) for sign in self.signs_of(check)), default=0) for check in self.checks
+        }
         fitting = [check for check, length in longest.items() if length >= LEAST_SIGN]
         return tuple(sorted(fitting, key=lambda check: -longest[check]))
 

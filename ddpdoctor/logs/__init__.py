@@ -13,4 +13,5 @@ __all__ = [
     "render_json",
     "render_signs",
     "render_words",
+    "site_signs",
 ]

@@ -108,7 +108,7 @@ def log_document(
         ),
         outcome=outcome(judgement),
         counts=f"{NOT_IN_A_LOG}." if judgement.verdict.outcome is RunOutcome.NOTHING else "",
-        hints=(f"More on the first: ddpdoctor explain {first.check.slug}",) if first and is_illness else (),
+        hints=(f"More on the first: {first.check.more}",) if first and is_illness else (),
     )
 
 
@@ -210,7 +210,7 @@ def _hypothesis(judgement: LogJudgement, diagnosis: Diagnosis) -> Iterator[Block
         for command in decide.commands:
             yield Command(command, 12)
     else:
-        yield _part("more", StyledText(f"ddpdoctor explain {diagnosis.check.slug}", "cyan"))
+        yield _part("more", StyledText(diagnosis.check.more, "cyan"))
 
 
 def _named(diagnosis: Diagnosis) -> Paragraph:

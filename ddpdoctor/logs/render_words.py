@@ -24,7 +24,7 @@ from ddpdoctor.base.text import (
 )
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.examination import Verdict
-from ddpdoctor.engine.registry import Catalogue, Check
+from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.log import Log, LogFile, LogFrame, LoggedException, LogLine, Noise, ProcessExit, SignMatch
 from ddpdoctor.knowledge.frameworks import is_of_framework
 from ddpdoctor.knowledge.log_topics import LogTopic
@@ -534,21 +534,16 @@ def noise(log: Log, catalogue: Catalogue) -> list[Noise]:
         if sighting.role is SignRole.NOISE and not sighting.quoted and sighting.sign not in good_news(catalogue):
             kinds.setdefault((sighting.slug, sighting.sign), []).append(sighting)
     signs = [
-        Noise(text, _why(catalogue.get(slug), text), sum(match.times for match in seen), seen[0].line)
+        Noise(text, _why(catalogue, slug, text), sum(match.times for match in seen), seen[0].line)
         for (slug, text), seen in kinds.items()
     ]
     return sorted([*log.noise, *signs], key=lambda message: -message.times)
 
 
-def _why(known: Check | None, text: str) -> str:
-    return (
-        next(
-            (log_sign.why for log_sign in known.log_signs if log_sign.text == text and log_sign.role is SignRole.NOISE),
-            "",
-        )
-        if known
-        else ""
-    )
+def _why(catalogue: Catalogue, slug: str, text: str) -> str:
+    known = catalogue.get(slug)
+    signs = catalogue.signs_of(known) if known else ()
+    return next((sign.why for sign in signs if sign.text == text and sign.role is SignRole.NOISE), "")
 
 
 def harmless(log: Log, catalogue: Catalogue) -> str:

@@ -24,6 +24,7 @@ from ddpdoctor.run.output_copy import read_part
 if TYPE_CHECKING:
     from ddpdoctor.engine.examination import Examination
     from ddpdoctor.engine.explanations import Explanation
+    from ddpdoctor.engine.registry import Catalogue
     from ddpdoctor.facts.log import Log
     from ddpdoctor.facts.snapshot import Snapshot
     from ddpdoctor.logs.diagnosis import LogJudgement
@@ -43,6 +44,14 @@ NO_PYTHON: Final = "None of its processes here is a Python whose stack could be 
 _REDIRECTS: Final = re.compile(r"(?:^| )(?:-r|--redirects?)(?:[= ]?\d)")
 _TEE: Final = re.compile(r"(?:^| )(?:-t|--tee)(?:[= ]?\d)")
 _LOG_DIR: Final = re.compile(r"(?:^|\0)--log[-_]dir[=\0]([^\0]+)")
+
+
+def _checks() -> Catalogue:
+    """All checks, with the signs that the site has for its logs."""
+    from ddpdoctor.checks.catalogue import catalogue
+    from ddpdoctor.logs.site_signs import with_site_signs
+
+    return with_site_signs(catalogue())
 
 
 class EndedCommand(NamedTuple):
@@ -154,14 +163,13 @@ def diagnose(ended: EndedCommand, many: str, environ: Mapping[str, str], killed:
     log = _read(ended, keep)
     if many:
         return _in_a_line(ended, log, many)
-    from ddpdoctor.checks.catalogue import catalogue
     from ddpdoctor.logs.analyze.verdict import RunOutcome
     from ddpdoctor.logs.diagnosis import judge_log
     from ddpdoctor.logs.render import log_document
     from ddpdoctor.report.terminal import screen_for
     from ddpdoctor.scripts.run_script import look_into_script
 
-    judgement = judge_log(log, catalogue(), _host(log, ended.seconds, killed), watched=True)
+    judgement = judge_log(log, _checks(), _host(log, ended.seconds, killed), watched=True)
     judgement = look_into_script(judgement, script_of(ended.command))
     shown = False
     if not any(file.bytes for file in log.files):
@@ -200,13 +208,12 @@ def guarded(work: Callable[[], int]) -> int:
 def _read(ended: EndedCommand, keep: str) -> Log:
     import msgspec
 
-    from ddpdoctor.checks.catalogue import catalogue
     from ddpdoctor.knowledge.launcher_options import launcher_of_command
     from ddpdoctor.logs.match.gathering import GatheredLog
     from ddpdoctor.logs.match.wanted_signs import vocabulary
     from ddpdoctor.logs.reading import read_stream
 
-    words, gathered = vocabulary(catalogue()), GatheredLog()
+    words, gathered = vocabulary(_checks()), GatheredLog()
     for name, text in (*ended.output, *redirected_output(ended)):
         read_stream(BytesIO(text), keep if keep and name == OUTPUT else name, words, gathered)
     log = gathered.log()
@@ -274,32 +281,30 @@ def count_oom_kills() -> int:
 
 def _host(log: Log, seconds: float, killed: int) -> Snapshot | None:
     """Collect this host's facts, as far as they decide on what the log suggests. seconds: that the run took."""
-    from ddpdoctor.checks.catalogue import catalogue
     from ddpdoctor.logs.analyze.kernel_kills import of_this_run
     from ddpdoctor.logs.analyze.settings import settings_of
     from ddpdoctor.logs.diagnosis import groups_that_decide
     from ddpdoctor.probes.session import collect_facts, start_probes
 
-    groups = groups_that_decide(log, catalogue())
+    groups = groups_that_decide(log, _checks())
     if not groups:
         return None
     began = time.monotonic() - seconds
     context = start_probes(
-        None, quick=not {"torch", "libraries"} & groups, settings=settings_of(log, os.environ, catalogue())
+        None, quick=not {"torch", "libraries"} & groups, settings=settings_of(log, os.environ, _checks())
     )
     found = collect_facts(context, groups | {"machine", "container"})
     return of_this_run(found, time.monotonic() - began, killed)
 
 
 def _in_a_line(ended: EndedCommand, log: Log, many: str) -> int:
-    from ddpdoctor.checks.catalogue import catalogue
     from ddpdoctor.logs.analyze.verdict import RunOutcome
     from ddpdoctor.logs.diagnosis import judge_log
     from ddpdoctor.logs.render import log_document
     from ddpdoctor.report.terminal import text_of
     from ddpdoctor.run.messages import SupervisorMessages
 
-    judgement = judge_log(log, catalogue())
+    judgement = judge_log(log, _checks())
     if judgement.verdict.outcome is RunOutcome.NOTHING:
         # As in `diagnose`: what was found in the log alone isn't how the command fared.
         why = "nothing in its output tells why" if any(file.bytes for file in log.files) else "it printed nothing"

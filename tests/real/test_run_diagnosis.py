@@ -441,3 +441,16 @@ def test_ranks_under_a_launcher_finish_their_diagnosis(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert len(re.findall(r"^ddpdoctor, rank 1 on \S+: FAIL  user-code-error", done.stderr, re.MULTILINE)) == 1
     assert done.stderr.count("[user-code-error]") == 1
+
+
+def test_signs_of_the_users_own_folder_count(tmp_path: Path) -> None:
+    signs = tmp_path / "config" / "ddpdoctor" / "signs"
+    signs.mkdir(parents=True)
+    (signs / "storage.toml").write_text(
+        "[pages.scratch-quota]\ntitle = 'The quota is used up'\n[[scratch-quota]]\ntext = 'scratchfs: write refused'\n"
+    )
+    environ = plain_environ() | {"XDG_CONFIG_HOME": str(tmp_path / "config")}
+    line = run("sh", "-c", "echo scratchfs: write refused; exit 1")
+    done = subprocess.run(line, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "The quota is used up  [scratch-quota]" in done.stderr

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ddpdoctor.base.log_signs import HEALTHY_RUNS, LogSign, SignRole
+from ddpdoctor.base.sign_files import SignFileError, make_signs, parse_sign_tables, read_tables
 from ddpdoctor.checks.catalogue import all_checks, packaged_signs
 from tests.log_sign_files import read_all
-from tests.support.sign_files import SignFileError, parse_sign_tables, parse_signs
 
 WRITTEN = """
 [parts]
@@ -32,8 +34,12 @@ pattern = '^{TEXT}$'
 """
 
 
+def parse_signs(text: str, shared: Mapping[str, list[dict[str, Any]]] | None = None) -> dict[str, tuple[LogSign, ...]]:
+    return make_signs(read_tables(text, "kitchen"), "kitchen", shared)
+
+
 def test_fields_parts_and_lists() -> None:
-    first, *others = parse_signs(WRITTEN, "kitchen")["spilt-milk"]
+    first, *others = parse_signs(WRITTEN)["spilt-milk"]
     assert first == LogSign(
         "milk on the floor",
         role=SignRole.HINTS,
@@ -49,8 +55,9 @@ def test_fields_parts_and_lists() -> None:
 
 
 def test_shared_signs_have_what_stands_beside_their_name() -> None:
-    shared = parse_sign_tables("[[drops]]\ntext = 'drip'\nwhy = 'a'\n[[drops]]\ntext = 'drop'\nwhy = 'b'", "shared")
-    signs = parse_signs("[[spilt-milk]]\nshared = 'drops'\nwhy = 'c'", "kitchen", shared)
+    written = "[[drops]]\ntext = 'drip'\nwhy = 'a'\n[[drops]]\ntext = 'drop'\nwhy = 'b'"
+    shared = parse_sign_tables(read_tables(written, "shared"), "shared")
+    signs = parse_signs("[[spilt-milk]]\nshared = 'drops'\nwhy = 'c'", shared)
     assert signs == {"spilt-milk": (LogSign("drip", why="c"), LogSign("drop", why="c"))}
 
 
@@ -70,7 +77,7 @@ def test_shared_signs_have_what_stands_beside_their_name() -> None:
 )
 def test_a_wrong_file_is_refused_with_the_place_and_the_reason(text: str, error: str) -> None:
     with pytest.raises(SignFileError) as refused:
-        parse_signs(text, "kitchen")
+        parse_signs(text)
     assert str(refused.value).startswith(error)
 
 

@@ -19,7 +19,7 @@ _LOSS: Final = compile_lazily(r"(?i)\bloss\w*[\"']?\W{1,4}\d")
 @cache
 def good_news(catalogue: Catalogue) -> frozenset[str]:
     """Collect texts of signs that refute others: they need no word that they are harmless."""
-    return frozenset(sign.text for check in catalogue.checks for sign in check.log_signs if sign.refutes)
+    return frozenset(sign.text for check in catalogue.checks for sign in catalogue.signs_of(check) if sign.refutes)
 
 
 class SightingContext:
@@ -79,7 +79,7 @@ def _is_got_over(match: SignMatch, context: SightingContext) -> bool:
 
 def _is_contradicted(match: SignMatch, context: SightingContext) -> bool:
     check = context.catalogue.get(match.slug)
-    refuting = [sign for sign in check.log_signs if match.sign in sign.refutes] if check else []
+    refuting = [sign for sign in context.catalogue.signs_of(check) if match.sign in sign.refutes] if check else []
     return any(
         other.sign == sign.text
         and other.slug == match.slug

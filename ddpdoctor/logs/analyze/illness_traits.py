@@ -20,7 +20,7 @@ def is_grave(catalogue: Catalogue, slug: str, sign: str = "") -> bool:
     known = catalogue.get(slug)
     if known is None or known.severity is FAIL:
         return True
-    return bool(sign) and any(log_sign.fatal for log_sign in known.log_signs if log_sign.text == sign)
+    return bool(sign) and any(log_sign.fatal for log_sign in catalogue.signs_of(known) if log_sign.text == sign)
 
 
 def is_about_others(catalogue: Catalogue, slug: str) -> bool:
@@ -54,14 +54,16 @@ def is_of_host(catalogue: Catalogue, slug: str) -> bool:
 def is_certain(catalogue: Catalogue, slug: str, sign: str) -> bool:
     """Whether that sign counts only with another text near it: it says more than the same text by itself."""
     known = catalogue.get(slug)
-    return known is not None and any(log_sign.near for log_sign in known.log_signs if log_sign.text == sign)
+    return known is not None and any(log_sign.near for log_sign in catalogue.signs_of(known) if log_sign.text == sign)
 
 
 @cache
 def names_speaker(catalogue: Catalogue, slug: str, sign: str) -> bool:
     """Whether the word `rank` of that sign is the rank that says it."""
     known = catalogue.get(slug)
-    return known is not None and any(log_sign.names_speaker for log_sign in known.log_signs if log_sign.text == sign)
+    return known is not None and any(
+        log_sign.names_speaker for log_sign in catalogue.signs_of(known) if log_sign.text == sign
+    )
 
 
 def by_log_alone(check: Check) -> bool:

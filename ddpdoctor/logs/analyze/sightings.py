@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import takewhile
 from typing import Final
 
-from ddpdoctor.base.findings import Evidence, Fix
+import msgspec
+
+from ddpdoctor.base.findings import Evidence, Finding, Fix
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.text import listed, ranks_named
 from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.engine.log_traits import Particulars
-from ddpdoctor.engine.registry import requires
+from ddpdoctor.engine.registry import Predicate, SignRole, requires
 from ddpdoctor.facts.log import Log, LogFile, LogFrame, LoggedException, LoggedStack, LogLine, SignMatch
 from ddpdoctor.knowledge.frameworks import is_of_framework, phase_of
 from ddpdoctor.logs.exceptions import is_of_library, with_slashes
+
+FindingOfSigns = Callable[[Log, Sequence[SignMatch]], Finding]
+"""What a check makes of those of its signs that a log has."""
 
 NO_LOG: Final = "no log was read"
 MAX_VALUES: Final = 4
@@ -166,3 +171,16 @@ def memory_of_ranks(seen: Sequence[SignMatch], log: Log) -> Particulars:
         f" {verb} {ranks_named(own)} of this very run",
         (Fix('Call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before anything else that touches CUDA'),),
     )
+
+
+def judging_signs(slug: str, finding_of: FindingOfSigns, *, of_rank: bool) -> Predicate:
+    """Make what `log_check` registers of a function that is given the sightings of its illness."""
+
+    def predicate(log: Log) -> Iterator[Finding]:
+        seen = [match for match in sightings(log, slug) if match.role is not SignRole.NOISE]
+        if seen:
+            finding = finding_of(log, seen)
+            rank = said_by(seen) if of_rank and finding.rank is None else finding.rank
+            yield msgspec.structs.replace(finding, evidence=finding.evidence or lines(log, seen), rank=rank)
+
+    return predicate

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import cache
 
-from ddpdoctor.base.log_signs import HEALTHY_RUNS
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.logs.match import stated_facts as facts_said
 from ddpdoctor.logs.match.vocabulary import Vocabulary, Wanted
@@ -16,7 +15,7 @@ from ddpdoctor.logs.parse.tracebacks import FRAME, HEADER
 @cache
 def vocabulary(catalogue: Catalogue) -> Vocabulary:
     """Collect what the signs and the engine itself search for, once for a catalogue: it takes a tenth of a second."""
-    signs = [(check.slug, sign) for check in catalogue.checks for sign in check.log_signs]
+    signs = [(check.slug, sign) for check in catalogue.checks for sign in catalogue.signs_of(check)]
     others = [
         (HEADER, Wanted.TRACEBACK),
         (FRAME, Wanted.FRAME),
@@ -25,4 +24,4 @@ def vocabulary(catalogue: Catalogue) -> Vocabulary:
         *((text, Wanted.EXIT) for text in (*exits.LITERALS, *exit_tables.BEGINNINGS)),
         *((text, Wanted.FACT) for text in facts_said.LITERALS),
     ]
-    return Vocabulary(signs, catalogue.read_signs().get(HEALTHY_RUNS, ()), others)
+    return Vocabulary(signs, catalogue.harmless_signs, others)

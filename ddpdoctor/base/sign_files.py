@@ -35,21 +35,41 @@ class SignFileError(ValueError):
     """A file of log signs that can't be read: which, where, and why."""
 
 
-def parse_sign_tables(text: str, name: str, parts: Mapping[str, str] | None = None) -> dict[str, list[Table]]:
-    """Read a file as it is written: a list of tables for each key, with the parts of patterns put in.
+def read_tables(text: str, name: str) -> dict[str, Any]:
+    """Read the TOML of a file.
 
     Args:
         text: what the file says.
         name: what errors call it.
+
+    Raises:
+        SignFileError: it is none, or this Python can't read any.
+    """
+    try:
+        return msgspec.toml.decode(text, type=dict[str, Any])
+    except ValueError as error:
+        raise SignFileError(f"{name}: {error}") from error
+    except ImportError as error:
+        raise SignFileError(f"{name}: is read by Python 3.11 and later") from error
+
+
+def parse_sign_tables(
+    content: Mapping[str, Any], name: str, parts: Mapping[str, str] | None = None
+) -> dict[str, list[Table]]:
+    """Take a file's content as lists of tables, one for each key, with the parts of patterns put in.
+
+    Args:
+        content: of the file, as `read_tables` gives it.
+        name: what errors call it.
         parts: parts of patterns beside the file's own.
 
     Raises:
-        SignFileError: it is no TOML, or holds something else than lists of tables.
+        SignFileError: it holds something else than lists of tables.
     """
     try:
-        content = msgspec.toml.decode(text, type=dict[str, Any])
-        known = {**(parts or {}), **msgspec.convert(content.pop(PARTS, {}), dict[str, str])}
-        tables = msgspec.convert(content, dict[str, list[Table]])
+        known = {**(parts or {}), **msgspec.convert(content.get(PARTS, {}), dict[str, str])}
+        rest = {key: value for key, value in content.items() if key != PARTS}
+        tables = msgspec.convert(rest, dict[str, list[Table]])
     except ValueError as error:
         raise SignFileError(f"{name}: {error}") from error
     return {
@@ -58,18 +78,21 @@ def parse_sign_tables(text: str, name: str, parts: Mapping[str, str] | None = No
     }
 
 
-def parse_signs(
-    text: str, name: str, shared: Mapping[str, list[Table]] | None = None, parts: Mapping[str, str] | None = None
+def make_signs(
+    content: Mapping[str, Any],
+    name: str,
+    shared: Mapping[str, list[Table]] | None = None,
+    parts: Mapping[str, str] | None = None,
 ) -> dict[str, tuple[LogSign, ...]]:
-    """Read the log signs of a file, by slug.
+    """Make the log signs of a file, by slug.
 
     Args:
-        text: what the file says.
+        content: of the file, as `read_tables` gives it.
         name: what errors call it.
         shared: the signs that `shared` may name, as `parse_sign_tables` gives them.
         parts: parts of patterns beside the file's own.
 
-    A file that can't be read is a `SignFileError`, which says which sign is wrong, and how.
+    What is wrong is a `SignFileError`, which says in which sign, and how.
     """
     return {
         slug: tuple(
@@ -77,7 +100,7 @@ def parse_signs(
             for number, table in enumerate(tables, 1)
             for sign in _signs_of_table(table, f"{name}: {slug}, sign {number}", shared or {})
         )
-        for slug, tables in parse_sign_tables(text, name, parts).items()
+        for slug, tables in parse_sign_tables(content, name, parts).items()
     }
 
 
