@@ -6,6 +6,7 @@ import difflib
 import re
 import shlex
 from collections.abc import Iterator
+from functools import lru_cache
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import capital, clip_middle, dotted
@@ -16,6 +17,7 @@ from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.snapshot import Gpus, Nccl, Pci, Torch
 from ddpdoctor.knowledge.evidence import told, torch_version
 from ddpdoctor.knowledge.known_settings import (
+    MAX_REMEMBERED_NAMES,
     KnownSetting,
     in_a_known_family,
     known_settings,
@@ -113,6 +115,7 @@ MAX_COMPARED_NAMES = 50
 """Names compared with all known ones, which takes about a millisecond each."""
 
 
+@lru_cache(MAX_REMEMBERED_NAMES)
 def nearest(name: str) -> str:
     """The known name that this one is most likely meant to be, "" if none is near.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import cache, lru_cache
 
 import msgspec
 
@@ -161,6 +161,9 @@ def in_a_known_family(name: str) -> bool:
     return name.startswith(FAMILIES) and not read_by_a_plugin(name)
 
 
+MAX_REMEMBERED_NAMES = 1000
+"""Names of which is kept which known one they are near: the hosts of a fleet have the same."""
+
 SHORTEST_COMPARED = 8
 """Characters of a name that others' names are compared with: a slip makes another word of a shorter one (RANK, BANK)."""
 
@@ -175,6 +178,7 @@ OTHERS_PREFIXES = (
 whose settings are called like NCCL's, launchers, and scripts that keep an earlier value."""
 
 
+@lru_cache(MAX_REMEMBERED_NAMES)
 def one_slip_from(name: str) -> str:
     """The known name that this one becomes by mending one slip, "" if there is none.
 

@@ -22,6 +22,7 @@ from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.smoke import Smoke
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.knowledge.netcheck_command import netcheck_command
+from ddpdoctor.report.merged_findings import passed_everywhere
 from ddpdoctor.report.reported_checkpoints import CheckpointOutcome
 from ddpdoctor.report.reported_fixes import Treatment
 from ddpdoctor.report.reported_fleet import ReportedFleet
@@ -222,11 +223,6 @@ def build_report(
             for result in examination.results
             if result.not_tested is not None
         ]
-    passed = (
-        [slug for slug in examinations[0].passed if all(slug in examination.passed for examination in examinations)]
-        if examinations
-        else []
-    )
     verdict = of_all or overall(examinations)
     return Report(
         command=command,
@@ -234,7 +230,7 @@ def build_report(
         verdict=unless_unjudged(verdict, problems),
         findings=tuple(sorted(findings, key=lambda finding: finding.severity.rank)),
         not_tested=tuple(not_tested),
-        passed=tuple(passed),
+        passed=tuple(passed_everywhere(examinations)),
         problems=tuple(problems),
         facts=_facts(names, examinations) if with_facts else UNSET,
         nodes=UNSET if fleet is None else tuple(mirror(ReportedNode, node) for node in fleet.nodes),
