@@ -21,7 +21,7 @@ from ddpdoctor.checks.script.script_facts import (
     ways_to,
 )
 from ddpdoctor.engine.registry import check, requires
-from ddpdoctor.facts.script import ITEM, LibraryCall, Origin, OriginKind, Ranks, Role, Script
+from ddpdoctor.facts.script import ITEM, LibraryCall, Origin, OriginKind, Ranks, Role, Script, Value
 
 _LOAD = "torch.load"
 
@@ -50,9 +50,20 @@ def load_without_map_location(script: Script) -> Iterator[Finding]:
     for load in reached(script, Role.LOAD):
         if load.name != _LOAD or load.argument("map_location", 1) or load.unpacks or may_be_on_some_ranks(load):
             continue
+        if _is_own_file(load.argument("f", 0)):
+            continue
         restored = _restored_from(script, load)
         if restored is not None:
             yield _loaded_where_it_was(script, load, restored)
+
+
+def _is_own_file(path: Value | None) -> bool:
+    """Whether the rank is written into a path: each reads back what it saved itself."""
+    return any(
+        knows_rank(Value((origin,))) if not origin.parts else any(map(_is_own_file, origin.parts))
+        for origin in (path.origins if path else ())
+        if origin.kind is not OriginKind.PROJECT and not origin.text.startswith(".")
+    )
 
 
 def _restored_from(script: Script, load: LibraryCall) -> LibraryCall | None:

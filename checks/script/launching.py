@@ -10,12 +10,14 @@ from ddpdoctor.base.findings import WARN, EditKind, Finding, Fix, Owner, SourceE
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.checks.script.script_facts import at, is_handed_to, require_distributed, set_argument
 from ddpdoctor.engine.registry import check, requires
-from ddpdoctor.facts.script import LibraryCall, OriginKind, Role, Script
+from ddpdoctor.facts.script import LibraryCall, Origin, OriginKind, Role, Script
 
 _SPELLINGS: Final = ("'--local_rank'", "'--local-rank'")
 _READERS: Final = compile_lazily(r"init|dist|setup|launch", re.IGNORECASE)
 """Names of functions that may read the environment, and correct the options that they are handed."""
 _LOCAL_RANK: Final = "LOCAL_RANK"
+_ATTRIBUTE: Final = ".local_rank"
+"""The option's value among the parsed options."""
 _ASKED: Final = compile_lazily(r"\blocal_rank\s*(?:[!=]=|>=?)\s*-?\d")
 """A condition that asks whether a launcher gave a local rank."""
 _NUMBER: Final = compile_lazily(r"-?\d{1,4}")
@@ -47,7 +49,8 @@ def local_rank_argument_only(script: Script) -> Iterator[Finding]:
     requires(not script.does("local-rank-option"), "a launcher or parser of the framework that the script uses sets it")
     if _LOCAL_RANK in script.read_settings:
         return
-    if any(is_handed_to(options, _READERS) for options in script.with_role(Role.OPTIONS)):
+    parsed = list(script.with_role(Role.OPTIONS))
+    if any(is_handed_to(options, _READERS) or _is_told_otherwise(options) for options in parsed):
         return
     for option in script.with_role(Role.OPTION):
         spellings = [
@@ -59,6 +62,19 @@ def local_rank_argument_only(script: Script) -> Iterator[Finding]:
         if use is not None:
             yield _read_nowhere(option, use)
             return
+
+
+def _is_told_otherwise(options: LibraryCall) -> bool:
+    """Whether the script sets the option itself, to what isn't a constant: it starts its processes, or asks somebody else."""
+    return any(
+        setting.name == _ATTRIBUTE and any(map(_is_of_somebody_else, setting.value.origins))
+        for setting in options.set_attributes
+    )
+
+
+def _is_of_somebody_else(origin: Origin) -> bool:
+    is_same = origin.kind is OriginKind.LOCAL_RANK and origin.text == "option"
+    return origin.kind is not OriginKind.CONSTANT and not is_same
 
 
 def _use_of_local_rank(script: Script) -> LibraryCall | None:

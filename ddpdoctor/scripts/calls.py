@@ -48,6 +48,9 @@ MAX_DEPTH: Final = 14
 """Functions of the project within each other."""
 MAX_VISITS: Final = 4
 """Times that a function is followed."""
+MAX_VISITS_OF_HELPER: Final = 24
+"""Times that one of few lines is followed: what is called on the ranks' behalf everywhere, to wait, to broadcast, to save."""
+MAX_HELPER_LINES: Final = 12
 MAX_SILENT_VISITS: Final = 3
 """Times that one is followed in which nothing is recorded: it is a helper."""
 
@@ -200,7 +203,7 @@ class CallFollower(ExpressionFollower):
         silent, last = self._silent.get((key, function.owner), (0, UNKNOWN))
         if silent and (silent >= MAX_SILENT_VISITS or not any(_holds_objects(value) for _, value, _ in arguments)):
             return last
-        if key in self.active or len(self.active) >= MAX_DEPTH or visits >= MAX_VISITS:
+        if key in self.active or len(self.active) >= MAX_DEPTH or visits >= _most_visits(node):
             return UNKNOWN
         self.visits[key] = visits + 1
         names: dict[str, AbstractValue] = {}
@@ -521,6 +524,11 @@ _FIRST: Final = "[0]"
 _MAIN_ONLY: Final = frozenset(
     {"on_main_process", "on_local_main_process", "rank_zero_only", "master_only", "main_process_only"}
 )
+
+
+def _most_visits(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> int:
+    lines = (node.end_lineno or node.lineno) - node.lineno
+    return MAX_VISITS_OF_HELPER if lines < MAX_HELPER_LINES else MAX_VISITS
 
 
 def _holds_objects(value: AbstractValue) -> bool:

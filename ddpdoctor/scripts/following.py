@@ -318,7 +318,8 @@ class ScriptFollower(CallFollower):
         for handler in node.handlers:
             if handler.name:
                 frame.names[handler.name] = UNKNOWN
-            handlers_left = self._branch(handler.body, (), frame) and handlers_left
+            failed = Guard(Ranks.MAY_BE_SOME, frame.module, handler.type or handler)
+            handlers_left = self._branch(handler.body, (failed,), frame) and handlers_left
             _merge(frame.names, after_body)
             after_body = dict(frame.names)
         if not left:

@@ -57,6 +57,9 @@ def _one_of(passed: list[Passed]) -> Passed:
     if not of_distributed:
         return passed[0] if passed else ()
     different = set(of_distributed)
+    if different == {()} and len(of_distributed) < len(passed):
+        # One process alone comes there; and perhaps those of a distributed run, for another reason.
+        return (Ranks.MAY_BE_SOME,)
     if len(different) == 1:
         return of_distributed[0]
     if all(Ranks.MAY_BE_SOME not in single and not splits(single) for single in different):

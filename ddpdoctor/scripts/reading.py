@@ -244,7 +244,7 @@ class _Frozen:
         loop = self._loops[id(followed)] = Loop(number, self._place(followed.spot), followed.variable, names)
         return loop
 
-    def _value(self, value: AbstractValue, node: ast.expr, module: ProjectModule) -> Value:
+    def _value(self, value: AbstractValue, node: ast.expr | ast.ExceptHandler, module: ProjectModule) -> Value:
         return Value(self._origins(value, _MAX_DEPTH), _text(node, module.source))
 
     def _origins(self, value: AbstractValue, depth: int) -> tuple[Origin, ...]:
@@ -315,7 +315,7 @@ def _shown(source: SourceText, line: int) -> tuple[str, int]:
     return f"{source.name}:cell {cell}", inner
 
 
-def _text(node: ast.expr, source: SourceText) -> str:
+def _text(node: ast.expr | ast.ExceptHandler, source: SourceText) -> str:
     """The expression as it is written; one of several lines as one."""
     if node.end_lineno != node.lineno:
         return clip(ast.unparse(node), _MAX_TEXT)

@@ -223,7 +223,7 @@ class Guard(NamedTuple):
     Args:
         ranks: it lets through.
         module: in which it is asked.
-        node: of the test.
+        node: of the test, or what has to go wrong.
         test: what that is worth.
         is_negated: the test doesn't hold.
         by_leaving: the others have left before.
@@ -231,7 +231,7 @@ class Guard(NamedTuple):
 
     ranks: Ranks
     module: ProjectModule
-    node: ast.expr
+    node: ast.expr | ast.ExceptHandler
     test: AbstractValue = UNKNOWN
     is_negated: bool = False
     by_leaving: bool = False
