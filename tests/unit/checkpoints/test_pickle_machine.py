@@ -131,10 +131,10 @@ def test_opcodes_that_no_checkpoint_has_are_refused_by_name(name: str) -> None:
         scan(_BEFORE[name])
 
 
-@pytest.mark.parametrize("code", [code for code in range(256) if bytes([code]) not in _OPCODES])
-def test_opcodes_that_python_does_not_know_are_refused(code: int) -> None:
-    with pytest.raises(Refused, match=f"0x{code:02x}"):
-        scan(bytes([code]) + b".")
+def test_opcodes_that_python_does_not_know_are_refused() -> None:
+    for code in {*range(256)} - {code for (code,) in _OPCODES}:
+        with pytest.raises(Refused, match=f"0x{code:02x}"):
+            scan(bytes([code]) + b".")
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,15 @@ from ddpdoctor.engine.planning import plan_for
 from ddpdoctor.engine.registry import Check, SkipReason, diagnose
 from ddpdoctor.network_check.analysis.node_facts import CHECK_FAMILIES
 from tests.support.command import ROOT
-from tests.support.fixture_hosts import HostCase, healthy_facts, healthy_names, host_cases, judge, to_snapshot
-from tests.support.registered_checks import find_check
+from tests.support.fixture_hosts import (
+    HostCase,
+    healthy_facts,
+    healthy_names,
+    host_cases,
+    judge,
+    slugs_with_hosts,
+    to_snapshot,
+)
 
 CHECKS = ROOT / "checks"
 PACKAGE = CHECKS.parent / "ddpdoctor"
@@ -46,7 +53,7 @@ every_check = pytest.mark.parametrize("one", all_checks(), ids=lambda one: one.s
 # What shows itself in logs alone has its fixtures in fixtures/logs, what source tells in fixtures/scripts.
 of_hosts = [check for check in all_checks() if check.groups not in ({"log"}, {"script"})]
 every_check_of_hosts = pytest.mark.parametrize("one", of_hosts, ids=lambda one: one.slug)
-every_case = pytest.mark.parametrize("case", host_cases(), ids=lambda case: case.id)
+every_illness = pytest.mark.parametrize("slug", slugs_with_hosts())
 
 
 @pytest.mark.quick
@@ -70,7 +77,7 @@ def test_a_near_miss_is_tested_and_fine(one: Check) -> None:
     assert any(judge(case).passed for case in host_cases(one.slug, "near-miss-"))
 
 
-@every_case
+@pytest.mark.parametrize("case", host_cases(), ids=lambda case: case.id)
 def test_fixture_is_judged_right(case: HostCase) -> None:
     result = judge(case)
     if case.is_sick:
@@ -86,11 +93,12 @@ def test_fixture_is_judged_right(case: HostCase) -> None:
     assert result.not_tested is None or result.not_tested.why is not SkipReason.CRASHED, result.not_tested
 
 
-@every_case
-def test_fixture_names_only_facts_that_exist(case: HostCase) -> None:
-    assert case.origin in ("recorded", "hand-made")
-    assert case.about
-    assert_kept(case.facts, json.loads(msgspec.json.encode(case.snapshot())), case.id)
+@every_illness
+def test_its_fixtures_name_only_facts_that_exist(slug: str) -> None:
+    for case in host_cases(slug):
+        assert case.origin in ("recorded", "hand-made"), case.id
+        assert case.about, case.id
+        assert_kept(case.facts, json.loads(msgspec.json.encode(case.snapshot())), case.id)
 
 
 def assert_kept(given: object, decoded: object, where: str) -> None:
@@ -151,25 +159,24 @@ def test_checks_and_what_they_share_never_look_at_the_world(path: Path) -> None:
         )
 
 
-@every_case
-def test_fixes_that_install_name_the_target_python(case: HostCase) -> None:
-    target_python = case.snapshot().target_python
-    for finding in judge(case).findings:
-        for fix, command in ((one, command) for one in finding.fixes for command in one.commands):
-            if "pip install" in command or "pip uninstall" in command:
-                # Its own, or an environment that the same fix makes of it.
-                made = [
-                    f"{command.rpartition(' ')[2]}/bin/python" for command in fix.commands if " -m venv " in command
-                ]
-                named = [f"{python} -m pip" in command for python in (target_python.python, *made)]
-                assert any(named), f"installs elsewhere: {command}"
+@every_illness
+def test_fixes_that_install_name_the_target_python(slug: str) -> None:
+    for case in host_cases(slug):
+        target_python = case.snapshot().target_python
+        for fix in (fix for finding in judge(case).findings for fix in finding.fixes):
+            # Its own, or an environment that the same fix makes of it.
+            made = [f"{command.rpartition(' ')[2]}/bin/python" for command in fix.commands if " -m venv " in command]
+            for command in fix.commands:
+                if "pip install" in command or "pip uninstall" in command:
+                    named = [f"{python} -m pip" in command for python in (target_python.python, *made)]
+                    assert any(named), f"{case.id} installs elsewhere: {command}"
 
 
-@every_case
-def test_commands_can_be_typed_as_they_stand(case: HostCase) -> None:
+@pytest.mark.parametrize("slug", [check.slug for check in of_hosts if check.family in CHECK_FAMILIES])
+def test_commands_can_be_typed_as_they_stand(slug: str) -> None:
     """Of what netcheck judges: no command has dots in it, or a script that isn't there. (Starting the training anew is told
     with "train.py" by the checks of the launch.)"""
-    if find_check(case.slug).family in CHECK_FAMILIES:
+    for case in host_cases(slug):
         for finding in judge(case).findings:
             for command in (one for fix in finding.fixes for one in fix.commands):
-                assert not re.search(r"\.\.\.|train\.py|<\w+>|\bPEER\b", command), command
+                assert not re.search(r"\.\.\.|train\.py|<\w+>|\bPEER\b", command), f"{case.id}: {command}"

@@ -65,9 +65,8 @@ def test_any_choice_of_gpus_is_right(order: list[int]) -> None:
     assert what_cuda_shows(",".join(map(str, order)), FOUR).stopped == ""
 
 
-@pytest.mark.parametrize("name", sorted(known_settings()))
-def test_no_known_name_is_called_misspelt(name: str) -> None:
-    assert not judged("setting-misspelt", Setting(name, "1")).findings
+def test_no_known_name_is_called_misspelt() -> None:
+    assert not [name for name in known_settings() if judged("setting-misspelt", Setting(name, "1")).findings]
 
 
 @pytest.mark.parametrize(

@@ -136,11 +136,12 @@ def test_pages_are_found_by_topic_and_by_family() -> None:
     assert [page.docs for page in find_pages("host")] == [check.docs for check in select(["host"])]
 
 
-@pytest.mark.parametrize("one", [*all_checks(), *all_prescriptions()], ids=lambda one: one.slug)
-def test_what_a_check_needs_is_what_its_annotations_mean(one: Check) -> None:
-    hints = {name: hint for name, hint in get_type_hints(one.predicate).items() if name != "return"}
-    assert one.needs == {name: None if Unknown in get_args(hint) else hint for name, hint in hints.items()}
-    assert list(one.needs) == list(inspect.signature(one.predicate).parameters)
+def test_what_a_check_needs_is_what_its_annotations_mean() -> None:
+    for check in (*all_checks(), *all_prescriptions()):
+        hints = {name: hint for name, hint in get_type_hints(check.predicate).items() if name != "return"}
+        needs = {name: None if Unknown in get_args(hint) else hint for name, hint in hints.items()}
+        assert check.needs == needs, check.slug
+        assert list(check.needs) == list(inspect.signature(check.predicate).parameters), check.slug
 
 
 def test_a_family_is_chosen_by_its_former_name_too() -> None:
