@@ -8,10 +8,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from ddpdoctor.gating.dialects import DIALECTS, SERVED_CALLER
 from ddpdoctor.gating.nvrx_service import HealthCheck, NvrxService, serve
 from ddpdoctor.gating.nvrx_service import ServiceError as ServiceError
 
-CALLER: Final = "nvrx"
 LOOK_SECONDS: Final = 56.0
 """For one look, which takes 50 seconds at most by itself; NVRx waits for 60."""
 
@@ -31,11 +31,10 @@ def serve_nvrx(socket: str, options: Sequence[str], ready: Callable[[], None]) -
 
 def _look(options: Sequence[str]) -> HealthCheck:
     """Look in a process of its own: what hangs there, or breaks, is no verdict."""
-    from ddpdoctor.gating.dialects import DIALECTS
     from ddpdoctor.gating.outcome import no_verdict
     from ddpdoctor.probes.subprocesses import run
 
-    command = (sys.executable, "-m", "ddpdoctor", "gate", "--for", CALLER, *options)
+    command = (sys.executable, "-m", "ddpdoctor", "gate", "--for", SERVED_CALLER, *options)
     ended = run(command, LOOK_SECONDS, environ=os.environ)
     try:
         told = json.loads(ended.text)
@@ -43,6 +42,6 @@ def _look(options: Sequence[str]) -> HealthCheck:
         output = json.dumps({name: value for name, value in told.items() if name != "report"})
     except (ValueError, AttributeError):
         why = ended.why_no_answer(LOOK_SECONDS) or f"it ended with exit code {ended.returncode}"
-        answer = DIALECTS[CALLER].answer(no_verdict(f"ddpdoctor itself is broken: {why}"), {})
+        answer = DIALECTS[SERVED_CALLER].answer(no_verdict(f"ddpdoctor gave no answer: {why}"), {})
         return HealthCheck(answer.code, answer.stdout)
     return HealthCheck(ended.returncode or 0, output)

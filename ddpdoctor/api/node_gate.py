@@ -252,6 +252,21 @@ def gate_until(
     return GateResult(caller, outcome, checked, leftovers, remarks)
 
 
+def refuse_unknown_names(select: Sequence[str], ignore: Sequence[str], owners: Iterable[str | Owner]) -> None:
+    """Refuse what no gate could be asked for, before there is one.
+
+    Args:
+        select: as for `gate`.
+        ignore: as for `gate`.
+        owners: as for `gate`.
+
+    Raises:
+        UsageError: there is no such check, family or owner.
+    """
+    _owners(owners)
+    selected_checks(select, ignore)
+
+
 def _dialect(caller: str) -> Dialect:
     if caller not in DIALECTS:
         raise UsageError(f"--for {caller}: there is no such caller; there are {', '.join(DIALECTS)}")

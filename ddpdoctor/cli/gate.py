@@ -2,6 +2,8 @@
 
 # Annotations are values here, as in check.py.
 import os
+import select
+import signal
 import sys
 import time
 from contextlib import suppress
@@ -14,9 +16,15 @@ import typer
 from typer.core import TyperCommand
 
 from ddpdoctor.cli.options import IgnoreOption, QuickOption, SelectOption
-from ddpdoctor.gating.dialects import DIALECTS, Dialect, GateAnswer
+from ddpdoctor.gating.dialects import DIALECTS, SERVED_CALLER, Dialect, GateAnswer
 from ddpdoctor.gating.outcome import no_verdict
-from ddpdoctor.gating.supervision import ALARM_SECONDS, do_in_child, last_resort, seconds_since_start
+from ddpdoctor.gating.supervision import (
+    ALARM_SECONDS,
+    LostChildError,
+    do_in_child,
+    last_resort,
+    seconds_since_start,
+)
 
 DETAILS_DESCRIPTOR = 3
 LAUNCHER_CODES = "DDPDOCTOR_GATE_CODES_FROM"
@@ -38,7 +46,7 @@ class GateCommand(TyperCommand):
             dialect = _named_caller(given)
             if dialect is None or not hasattr(error, "format_message"):
                 raise
-            _leave(_wrong_usage(dialect, error.format_message()))
+            leave(dialect, _wrong_usage(dialect, error.format_message()))
 
 
 COMMAND = GateCommand
@@ -76,24 +84,30 @@ def gate(
     ] = None,
     timeout: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="For the whole. Default: what the caller allows."),
+        typer.Option(
+            metavar="SECONDS", help="For the whole, 1 to 600 (slurm-healthcheck: 50). Default: what the caller allows."
+        ),
     ] = None,
 ) -> None:
     """Tell a scheduler or monitor, in its own language, whether this node may be given work.
 
     Only failures that are the node's own count: a user's wrong setting never
-    takes a node out. Exit code: what the caller expects; as Slurm's
-    HealthCheckProgram always 0.
+    takes a node out. Exit code: what the caller expects, for a wrong option,
+    too; as Slurm's HealthCheckProgram always 0.
     """
     dialect = DIALECTS.get(caller)
     if dialect is None:
         raise typer.BadParameter(f"--for {caller}: there is no such caller; there are {', '.join(DIALECTS)}")
+    counted = [name.strip() for names in owners or ["node"] for name in names.split(",")]
     if serve is not None:
-        _serve(serve, caller, select=chosen, ignore=ignored, owner=owners, quick=quick, killswitch=killswitch)
+        if caller != SERVED_CALLER or drain or kill or timeout is not None:
+            words = f"--serve goes with --for {SERVED_CALLER} alone, and without --drain, --kill and --timeout"
+            leave(dialect, _wrong_usage(dialect, words))
+        _serve(dialect, serve, select=chosen, ignore=ignored, owner=counted, quick=quick, killswitch=killswitch)
     try:
         seconds = dialect.seconds_for(timeout)
     except ValueError as error:
-        _leave(_wrong_usage(dialect, str(error)))
+        leave(dialect, _wrong_usage(dialect, str(error)))
     until = time.monotonic() + seconds - seconds_since_start()
 
     def judge() -> bytes:
@@ -103,7 +117,7 @@ def gate(
             caller,
             select=chosen or (),
             ignore=ignored or (),
-            owners=[name.strip() for names in owners or ["node"] for name in names.split(",")],
+            owners=counted,
             quick=quick,
             drain=drain,
             kill=kill,
@@ -114,23 +128,45 @@ def gate(
         try:
             judged = do_in_child(judge, _end_all, until)
             answer = msgspec.json.decode(judged, type=GateAnswer) if judged is not None else None
+            why = f"it could not be reached within {seconds:g} s"
         except OSError as error:
-            _leave(dialect.answer(no_verdict(f"no process could be started to look: {error.strerror or error}"), {}))
+            answer, why = None, f"no process could be started to look: {error.strerror or error}"
+        except LostChildError as error:
+            answer, why = None, f"the process that looked at the node {error}"
         except msgspec.DecodeError:
-            _leave(dialect.answer(no_verdict("what looked at the node was ended in the middle of its answer"), {}))
-        _leave(answer or dialect.answer(no_verdict(f"it could not be reached within {seconds:g} s"), {}))
+            answer, why = None, "what looked at the node was ended in the middle of its answer"
+        leave(dialect, answer or dialect.answer(no_verdict(why), {}))
 
 
-def _serve(socket: str, caller: str, *, quick: bool, **options: list[str] | str | None) -> NoReturn:
+def _serve(
+    dialect: Dialect,
+    socket: str,
+    *,
+    select: list[str] | None,
+    ignore: list[str] | None,
+    owner: list[str],
+    quick: bool,
+    killswitch: str | None,
+) -> NoReturn:
     """Answer NVRx until stopped; each look is a command of its own with these options."""
-    from ddpdoctor.api.gate_service import CALLER, ServiceError, serve_nvrx
+    from ddpdoctor.api.errors import UsageError
+    from ddpdoctor.api.gate_service import ServiceError, serve_nvrx
+    from ddpdoctor.api.node_gate import refuse_unknown_names
     from ddpdoctor.base.error_lines import complain
 
-    if caller != CALLER:
-        raise typer.BadParameter(f"--serve goes with --for {CALLER} alone")
+    try:
+        # Once, and not at each look, where nobody sees it.
+        refuse_unknown_names(select or (), ignore or (), owner)
+    except UsageError as error:
+        leave(dialect, _wrong_usage(dialect, str(error)))
     words = ["--quick"] if quick else []
-    for name, given in options.items():
-        words += [f"--{name}={value}" for value in ([given] if isinstance(given, str) else given or ())]
+    options = {
+        "select": select,
+        "ignore": ignore,
+        "owner": owner,
+        "killswitch": None if killswitch is None else [killswitch],
+    }
+    words += [f"--{name}={value}" for name, values in options.items() for value in values or ()]
     try:
         serve_nvrx(socket, words, lambda: typer.echo(f"ddpdoctor: answering on {socket}", err=True))
     except ServiceError as error:
@@ -142,10 +178,11 @@ def _serve(socket: str, caller: str, *, quick: bool, **options: list[str] | str 
 def _judge(dialect: Dialect, until: float, caller: str, **choices: Any) -> bytes:
     """In the child. Whatever goes wrong is no verdict on the node."""
     from ddpdoctor.api import node_gate
+    from ddpdoctor.api.errors import UsageError
 
     try:
         answer = node_gate.gate_until(until, caller, **choices).answer()
-    except ValueError as error:
+    except UsageError as error:
         answer = _wrong_usage(dialect, str(error))
     except Exception as error:
         answer = dialect.answer(no_verdict(f"ddpdoctor itself failed ({type(error).__name__}: {error})"), {})
@@ -159,24 +196,30 @@ def _end_all() -> None:
 
 
 def _named_caller(arguments: list[str]) -> Dialect | None:
-    """The caller that the words of a command line name, whatever else is wrong with them."""
+    """The caller that the words of a command line name last, whatever else is wrong with them."""
+    name = ""
     for word, following in pairwise([*arguments, ""]):
         if word == "--for" or word.startswith("--for="):
-            return DIALECTS.get(following if word == "--for" else word.partition("=")[2])
-    return None
+            name = following if word == "--for" else word.partition("=")[2]
+    return DIALECTS.get(name)
 
 
 def _wrong_usage(dialect: Dialect, text: str) -> GateAnswer:
     return dialect.answer(no_verdict(f"wrong usage: {text}"), {})
 
 
-def _leave(answer: GateAnswer) -> NoReturn:
+def leave(dialect: Dialect, answer: GateAnswer) -> NoReturn:
     """Say it, and end with the caller's exit code, also where nobody reads what is said, and at once: taking the interpreter down takes
     as long as the rest where hundreds end together."""
+    unread_code = _exit_code(dialect.code_unread(answer.code))
+    # By then whoever holds the other end of a full pipe hasn't read.
+    signal.signal(signal.SIGALRM, lambda *_: os._exit(unread_code))
     _write(2, answer.stderr)
     if answer.details and _is_handed_down(DETAILS_DESCRIPTOR):
         _write(DETAILS_DESCRIPTOR, answer.details)
-    _write(1, answer.stdout)
+    if why := _write(1, answer.stdout):
+        _write(2, f"ddpdoctor: the answer could not be written to standard output: {why}\n")
+        os._exit(unread_code)
     os._exit(_exit_code(answer.code))
 
 
@@ -193,11 +236,20 @@ def _launcher_base() -> int | None:
     return int(base) if base.isdecimal() else None
 
 
-def _write(descriptor: int, text: str) -> None:
+def _write(descriptor: int, text: str) -> str:
+    """Why it could not be written; "" where it was."""
     left = memoryview(text.encode("utf-8", "replace"))
-    with suppress(OSError):
+    if left and not _is_handed_down(descriptor):
+        return "it is closed"
+    try:
         while left:
-            left = left[os.write(descriptor, left) :]
+            try:
+                left = left[os.write(descriptor, left) :]
+            except BlockingIOError:
+                select.select([], [descriptor], [])
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def _is_handed_down(descriptor: int) -> bool:

@@ -18,6 +18,10 @@ from ddpdoctor.gating.outcome import Concern, GateOutcome
 Codes = tuple[int, int, int, int]
 """Exit codes of ok, warn, fail, and of no verdict."""
 NAGIOS_WORDS: Final = {"ok": "OK", "warn": "WARNING", "fail": "CRITICAL", "unknown": "UNKNOWN"}
+SERVED_CALLER: Final = "nvrx"
+"""Whom `--serve` answers."""
+LEAST_SECONDS: Final = 1.0
+"""For the whole: Python alone takes a good part of it to start."""
 OUTSIDE_NHC: Final = re.compile(r"[^A-Za-z0-9 .,:;/=+@_()%-]")
 """NHC hands a failure's text to `eval` between single quotes, as root."""
 
@@ -64,15 +68,20 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         Args:
             timeout: as the user gave it, None where not.
         Raises:
-            ValueError: the caller doesn't wait that long.
+            ValueError: that is too short to look, or longer than the caller waits.
         """
-        if timeout is not None and not 0 < timeout <= self.most_seconds:
-            raise ValueError(f"--timeout must be more than 0, and at most {self.most_seconds:g} for this caller")
+        if timeout is not None and not LEAST_SECONDS <= timeout <= self.most_seconds:
+            limits = f"from {LEAST_SECONDS:g} to {self.most_seconds:g} seconds for this caller"
+            raise ValueError(f"--timeout must be {limits}, and is {timeout:g}")
         return self.seconds if timeout is None else timeout
 
     def exit_code_of(self, outcome: GateOutcome) -> int:
         """The exit code of a outcome."""
         return dict(zip(("ok", "warn", "fail", "unknown"), self.codes, strict=True))[outcome.verdict]
+
+    def code_unread(self, code: int) -> int:
+        """The exit code where nobody could be told more than that: "ok" is none, and a failure's stays."""
+        return self.codes[3] if code == self.codes[0] else code
 
     def answer(self, outcome: GateOutcome, report: Mapping[str, Any], remarks: tuple[str, ...] = ()) -> GateAnswer:
         """What the caller gets of a outcome.

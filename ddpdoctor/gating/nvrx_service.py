@@ -86,7 +86,9 @@ def serve(socket: str, service: NvrxService, ready: Callable[[], None] = lambda:
             raise ServiceError(f"{path}: it can't be listened on")
         # A job asks as its user, and out of a container.
         os.chmod(path, 0o666)  # noqa: PTH101
-    except (ImportError, OSError, RuntimeError) as error:
+    except OSError as error:
+        raise ServiceError(f"{path} can't be listened on: {error.strerror or error}") from error
+    except (ImportError, RuntimeError) as error:
         raise ServiceError(str(error)) from error
     server.start()
     ready()

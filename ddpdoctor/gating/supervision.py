@@ -20,6 +20,10 @@ ALARM_SECONDS: Final = END_SECONDS + 2.0
 """After the time is up: for the child's end, and for the answer to be written."""
 
 
+class LostChildError(Exception):
+    """The child has ended without an answer; the text says how."""
+
+
 def seconds_since_start() -> float:
     """Seconds for which this process has run, loading its modules included; 0.0 where the kernel doesn't say."""
     try:
@@ -53,6 +57,8 @@ def do_in_child(work: Callable[[], bytes], end: Callable[[], None], until: float
         until: by the monotonic clock.
     Returns:
         The answer; None where there is none in time.
+    Raises:
+        LostChildError: the child ended before it could answer.
     """
     reading, writing = os.pipe()
     child = os.fork()
@@ -64,7 +70,9 @@ def do_in_child(work: Callable[[], bytes], end: Callable[[], None], until: float
         answer = _read(reading, until)
     finally:
         os.close(reading)
-        _end(child)
+        code = _end(child)
+    if answer == b"":
+        raise LostChildError(_describe_end(code))
     return answer
 
 
@@ -86,37 +94,50 @@ def _work(work: Callable[[], bytes], end: Callable[[], None], writing: int) -> N
 
 
 def _read(reading: int, until: float) -> bytes | None:
-    """All that the child writes; None where it ends without a word, or too late."""
+    """All that the child writes; None where that takes too long."""
     chunks: list[bytes] = []
     poll = select.poll()
     poll.register(reading, select.POLLIN)
     while poll.poll(max(0.0, until - time.monotonic()) * 1000):
         if not (chunk := os.read(reading, 65536)):
-            return b"".join(chunks) or None
+            return b"".join(chunks)
         chunks.append(chunk)
     return None
 
 
-def _end(child: int) -> None:
-    """Let it end what it has started, then kill it. One that hangs in the kernel isn't waited for."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        if _has_ended(child, 0.0):
-            return
-        with suppress(ProcessLookupError):
-            os.kill(child, number)
-        if _has_ended(child, END_SECONDS if number == signal.SIGTERM else 0.2):
-            return
+def _end(child: int) -> int | None:
+    """Let it end what it has started, then kill it. One that hangs in the kernel isn't waited for.
+
+    Returns:
+        Its exit code, negative for a signal; None where it hasn't ended.
+    """
+    code = _wait(child, 0.0)
+    for number, seconds in ((signal.SIGTERM, END_SECONDS), (signal.SIGKILL, 0.2)):
+        if code is None:
+            with suppress(ProcessLookupError):
+                os.kill(child, number)
+            code = _wait(child, seconds)
+    return code
 
 
-def _has_ended(child: int, seconds: float) -> bool:
+def _wait(child: int, seconds: float) -> int | None:
     until, pause = time.monotonic() + seconds, 0.002
     while True:
-        with suppress(ChildProcessError):
-            if os.waitpid(child, os.WNOHANG)[0] == 0:
-                if time.monotonic() >= until:
-                    return False
-                time.sleep(pause)
-                # Hundreds that are started at once wait at once, too.
-                pause = min(2 * pause, 0.1)
-                continue
-        return True
+        try:
+            ended, status = os.waitpid(child, os.WNOHANG)
+        except ChildProcessError:
+            # Who started this ignores SIGCHLD: nobody is told how it ended.
+            return 0
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() >= until:
+            return None
+        time.sleep(pause)
+        # Hundreds that are started at once wait at once, too.
+        pause = min(2 * pause, 0.1)
+
+
+def _describe_end(code: int | None) -> str:
+    if not code:
+        return "gave no answer"
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"

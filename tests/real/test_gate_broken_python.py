@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -10,32 +11,40 @@ import sys
 import time
 import venv
 from pathlib import Path
+from resource import RLIMIT_NPROC, setrlimit
 from typing import Any
 
 import pytest
 
 from ddpdoctor.gating.dialects import DIALECTS
 from ddpdoctor.gating.outcome import no_verdict
-from tests.support.command import ROOT
-from tests.support.deployed import broken_doctor
+from tests.support.command import ROOT, ddpdoctor
+from tests.support.deployed import broken_doctor, this_doctor
+from tests.support.other_users import User
 
 ENTRY = "import sys\nfrom ddpdoctor.cli.main import main\nsys.exit(main())"
 BREAKAGES = {
-    "no interpreter": 127,
-    "no packages": 1,
-    "no typer": 2,
-    "no library": 1,
-    "killed": 139,
+    "no doctor": "ddpdoctor is missing beside ddpdoctor-gate, or is not executable",
+    "no interpreter": "ddpdoctor could not be started, exit code 127",
+    "no packages": "ddpdoctor ended with exit code 1 and without an answer",
+    "no typer": "ddpdoctor ended with exit code 2 and without an answer",
+    "no library": "ddpdoctor ended with exit code 1 and without an answer",
+    "a crash": "ddpdoctor was ended by signal 11",
+    "killed": "ddpdoctor was ended by signal 9",
 }
+"""To what each caller is told."""
 
 
 @pytest.fixture(scope="module", params=BREAKAGES)
-def broken(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
-    """The launcher of a broken installation, and the exit code with which its ddpdoctor ends."""
+def broken(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The launcher of a broken installation, and what is said of it."""
     folder = tmp_path_factory.mktemp("broken")
     python = shlex.quote(sys.executable)
     run = f'exec {python} -c {shlex.quote(ENTRY)} "$@"'
     match request.param:
+        case "no doctor":
+            launcher = broken_doctor(folder / "bin", "")
+            launcher.with_name("ddpdoctor").unlink()
         case "no interpreter":
             launcher = broken_doctor(folder / "bin", ENTRY, str(folder / "bin" / "python"))
         case "no packages":
@@ -50,8 +59,11 @@ def broken(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             launcher = broken_doctor(folder / "bin", f"export PYTHONPATH={folder}/lib:{ROOT}\n{run}")
         case "no library":
             launcher = broken_doctor(folder / "bin", f"export PYTHONHOME={folder}\n{run}")
-        case _:
+        case "a crash":
             launcher = broken_doctor(folder / "bin", "kill -SEGV $$")
+        case _:
+            # As the kernel does where memory runs out; it is no end for want of time.
+            launcher = broken_doctor(folder / "bin", "kill -KILL $$")
     return launcher, BREAKAGES[request.param]
 
 
@@ -60,9 +72,8 @@ def parsed(answer: str) -> Any:
 
 
 @pytest.mark.parametrize("caller", DIALECTS)
-def test_a_broken_installation_is_no_verdict(caller: str, broken: tuple[Path, int]) -> None:
-    launcher, code = broken
-    why = f"ddpdoctor itself is broken, it ended with exit code {code}"
+def test_a_broken_installation_is_no_verdict(caller: str, broken: tuple[Path, str]) -> None:
+    launcher, why = broken
     wanted = DIALECTS[caller].answer(no_verdict(why), {})
     # Slurm hands down neither PATH nor HOME.
     ended = subprocess.run([launcher, "--for", caller, "--quick"], env={}, capture_output=True, text=True, check=False)
@@ -72,7 +83,56 @@ def test_a_broken_installation_is_no_verdict(caller: str, broken: tuple[Path, in
     assert len(ended.stdout.encode()) <= 81 or caller != "npd"
 
 
-@pytest.mark.parametrize("options", [(), ("--timeout", "7.5"), ("--timeout=7",), ("--timeout", "soon")])
+CLOSED = ("sh", "-c", 'exec "$@" >&-', "sh")
+FULL = ("sh", "-c", 'exec "$@" >/dev/full', "sh")
+
+
+@pytest.mark.parametrize("stdout", ["closed", "full", "without a reader"])
+@pytest.mark.parametrize("caller", DIALECTS)
+def test_what_nobody_could_read_is_not_ok(caller: str, stdout: str, tmp_path: Path) -> None:
+    """The launcher's own part; of ddpdoctor's, tests/unit/gating/test_unread_answers.py."""
+    ok, _, failure, unknown = DIALECTS[caller].codes
+    shell = {"closed": CLOSED, "full": FULL}.get(stdout, ())
+    for verdict, wanted in ((ok, unknown), (failure, failure or unknown), (unknown, unknown)):
+        launcher = broken_doctor(tmp_path, f"echo the answer; exit {40 + verdict}")
+        reading, writing = os.pipe()
+        os.close(reading)
+        words = [*shell, launcher, "--for", caller]
+        ended = subprocess.run(words, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+        os.close(writing)
+        assert ended.returncode == wanted
+        assert ended.stderr == "ddpdoctor: the answer could not be written to standard output\n"
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("caller", ["slurm-prolog", "nagios"])
+def test_a_shell_that_can_start_nothing_is_no_verdict(caller: str, ada: User, shared: Path) -> None:
+    launcher = broken_doctor(shared / "bin", "exit 1")
+    why = "the shell of ddpdoctor-gate could not go on"
+    wanted = DIALECTS[caller].answer(no_verdict(why), {})
+    ended = subprocess.run(
+        [launcher, "--for", caller],
+        user=ada.uid,
+        preexec_fn=lambda: setrlimit(RLIMIT_NPROC, (1, 1)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (wanted.code, wanted.stdout), ended.stderr
+    assert ended.stderr.endswith(wanted.stderr)
+
+
+def test_help_is_no_verdict(tmp_path: Path) -> None:
+    launcher = broken_doctor(tmp_path, "echo usage")
+    for word in ("--help", "-h"):
+        ended = subprocess.run([launcher, "--for", "nagios", word], capture_output=True, text=True, check=False)
+        assert (ended.returncode, ended.stdout, ended.stderr) == (0, "usage\n", "")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [(), ("--timeout", "7.5"), ("--timeout=7",), ("--timeout", "soon"), ("--timeout", "08"), ("--timeout", 30 * "9")],
+)
 @pytest.mark.parametrize("caller", DIALECTS)
 def test_what_hangs_before_it_can_watch_itself_is_ended_later_than_that(
     caller: str, options: tuple[str, ...], tmp_path: Path
@@ -104,6 +164,37 @@ def test_an_import_that_hangs_is_ended(tmp_path: Path) -> None:
         3,
         "UNKNOWN - ddpdoctor. no verdict: ddpdoctor did not end within 1 s\n",
     )
+
+
+WRONG_OPTIONS = [
+    ("--selct", "gpu"),
+    ("--serve", "/x.sock", "--timeout", "9"),
+    ("--timeout", "0"),
+    ("--select", "gpux"),
+]
+
+
+@pytest.mark.parametrize("options", WRONG_OPTIONS, ids=" ".join)
+@pytest.mark.parametrize("caller", DIALECTS)
+def test_wrong_usage_is_no_verdict(caller: str, options: tuple[str, ...], tmp_path: Path) -> None:
+    this_doctor(tmp_path)
+    words = [tmp_path / "ddpdoctor-gate", "--for", caller, "--quick", *options]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    said = re.fullmatch("ddpdoctor: no verdict: (wrong usage: .*)\n", ended.stderr)
+    assert said, ended.stderr
+    wanted = DIALECTS[caller].answer(no_verdict(said[1]), {})
+    assert (ended.returncode, ended.stdout) == (wanted.code, wanted.stdout)
+
+
+@pytest.mark.parametrize("shell", [CLOSED, FULL], ids=["closed", "full"])
+def test_a_verdict_that_could_not_be_written_is_none(shell: tuple[str, ...], tmp_path: Path) -> None:
+    """By this ddpdoctor itself, whose Python opens what is closed anew."""
+    words = [*shell, this_doctor(tmp_path), "gate", "--for", "nagios", "--quick"]
+    unread = subprocess.run([*words, "--select", "host"], capture_output=True, text=True, timeout=60, check=False)
+    read = ddpdoctor("gate", "--for", "nagios", "--quick", "--select", "host")
+    assert read.stdout
+    assert unread.returncode == (read.returncode or 3)
+    assert "ddpdoctor: the answer could not be written to standard output: " in unread.stderr
 
 
 def test_wrong_usage_without_a_caller_is_told_as_always(tmp_path: Path) -> None:

@@ -194,11 +194,13 @@ def test_what_was_seen_to_fail_fails_however_little_was_seen() -> None:
     assert weigh_concerns([concern("disk-full", owner=Owner.USER)], passed=0, why_unknown="").verdict == "unknown"
 
 
-def test_a_time_limit_that_the_caller_does_not_wait_for_is_refused() -> None:
+def test_a_time_limit_that_is_too_short_or_that_the_caller_does_not_wait_for_is_refused() -> None:
     healthcheck = DIALECTS["slurm-healthcheck"]
     assert healthcheck.seconds_for(None) == 40
-    for seconds in (0, -1, 51, float("nan")):
-        with pytest.raises(ValueError, match="at most 50"):
+    assert healthcheck.seconds_for(1) == 1
+    assert healthcheck.seconds_for(50) == 50
+    for seconds in (0, -1, 0.99, 50.01, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="must be from 1 to 50 seconds for this caller, and is "):
             healthcheck.seconds_for(seconds)
 
 

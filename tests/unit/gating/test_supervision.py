@@ -32,8 +32,14 @@ def leave(code: int) -> NoReturn:
         (os, "pipe", refuse, "no process could be started to look: Resource temporarily unavailable"),
         (os, "fork", refuse, "no process could be started to look: Resource temporarily unavailable"),
         (command, "_judge", lambda *_, **__: b'{"code": 0, "std', "was ended in the middle of its answer"),
+        (
+            command,
+            "_judge",
+            lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL),
+            "the process that looked at the node was ended by SIGKILL",
+        ),
     ],
-    ids=["pipe", "fork", "half an answer"],
+    ids=["pipe", "fork", "half an answer", "killed"],
 )
 def test_a_child_that_fails_is_no_verdict(
     room: Any,
