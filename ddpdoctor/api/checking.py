@@ -169,14 +169,10 @@ def _with_problems(result: CheckResult, problems: Sequence[str]) -> CheckResult:
 
 def _with_scripts(host: CheckResult, scripts: LintResult) -> CheckResult:
     """The result on this host with what scripts came to in place of checks that had none to look at."""
-    from ddpdoctor.engine.redaction import redact_facts
     from ddpdoctor.scripts.judging import merge_results
     from ddpdoctor.scripts.render_json import reported_scripts
 
-    judged = {
-        result.check.slug: replace(result, findings=redact_facts(result.findings))
-        for result in merge_results(scripts.judged, host.checks)
-    }
+    judged = {result.check.slug: result for result in merge_results(scripts.judged, host.checks)}
     (examination,) = host.examinations
     results = tuple(judged.get(result.check.slug, result) for result in examination.results)
     return CheckResult(

@@ -32,12 +32,13 @@ class FileFix(NamedTuple):
     findings: tuple[PlacedFinding, ...]
 
     def diff(self) -> str:
-        """A unified diff, with what isn't seen written out."""
+        """A unified diff, with what isn't seen written out, and without the secrets of the lines around: what is written keeps them."""
+        from ddpdoctor.engine.redaction import redact_source
         from ddpdoctor.scripts.source_text import decode_source
 
         before, after = (decode_source(content, self.path).lines for content in (self.before, self.after))
         lines = difflib.unified_diff(before, after, self.path, self.path, lineterm="")
-        return "\n".join(visible(line) for line in lines)
+        return "\n".join(visible(redact_source(line)) for line in lines)
 
     def write(self) -> str:
         """Write it; returns why it was not, "" where it was."""

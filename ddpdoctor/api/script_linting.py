@@ -118,14 +118,13 @@ def lint(
         stdin: the source that "-" stands for; None: standard input is read.
 
     Raises:
-        UsageError: there is no such file, or no check is left.
+        UsageError: a path can be no file's, or no check is left.
     """
     named = [os.fspath(path) for path in paths]
     if not named or not all(named):
         raise UsageError("a path is empty; is the variable in it set?" if named else "there is nothing to read")
-    for path in named:
-        if path != STDIN and not os.path.lexists(path):
-            raise UsageError(f"there is no {path}")
+    if any("\0" in path for path in named):
+        raise UsageError("a path has a NUL character in it, which no file's name has")
     return lint_as_if({}, named, select, ignore, stdin=stdin)
 
 
@@ -197,20 +196,30 @@ class _Linter:
         done: set[str] = set()
         for path in paths:
             if path == STDIN:
-                yield read_text(_standard_input() if stdin is None else stdin, STDIN_NAME), FoundSettings()
+                content = _standard_input() if stdin is None else stdin
+                if problem := _problem_of_stdin(content):
+                    self._problems[f"{STDIN_NAME}: {problem}"] = None
+                else:
+                    yield read_text(content, STDIN_NAME), FoundSettings()
                 continue
+            excluding = ""
+            is_read = False
             for file in files_in(path):
-                real = os.path.realpath(file.path)
-                if real in done:
-                    continue
                 settings = projects.of(file.path)
                 if file.path != path and settings.excludes(file.path):
+                    excluding = settings.file
+                    continue
+                is_read = True
+                real = os.path.realpath(file.path)
+                if real in done:
                     continue
                 done.add(real)
                 if file.problem:
                     self._problems[f"{file.path}: {file.problem}"] = None
                     continue
                 yield read_script(file.path, self._cache), settings
+            if excluding and not is_read:
+                self._problems[f"{path}: nothing was read in it: {excluding} excludes all of it"] = None
 
     def _checks_for(self, found: FoundSettings) -> tuple[Check, ...]:
         settings = found.settings
@@ -228,6 +237,14 @@ class _Linter:
 
 def _text(lines: Iterable[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
+
+
+def _problem_of_stdin(content: bytes) -> str:
+    from ddpdoctor.scripts.source_text import MAX_SOURCE_BYTES, too_large
+
+    if not content.strip():
+        return "not read: nothing arrived. Run what stands before the | alone, and read what it says"
+    return too_large(MAX_SOURCE_BYTES) if len(content) > MAX_SOURCE_BYTES else ""
 
 
 def _standard_input() -> bytes:

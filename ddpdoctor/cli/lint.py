@@ -51,7 +51,8 @@ def lint(
     ends in `# ddpdoctor: ignore[NAME]` is not told of that check; [tool.ddpdoctor.lint] in the project's pyproject.toml may select, ignore
     and exclude.
 
-    Exit code: 0 nothing that breaks was found, 1 something was (or a warning, with --strict), 2 wrong usage, or a file could not be read.
+    Exit code: 0 nothing that breaks was found, 1 something was (or a warning, with --strict), 2 wrong usage, a file could not be read, or there
+    was none.
     """
     form = ReportForm(as_json=as_json, as_markdown=as_markdown, verbose=verbose, quiet=quiet)
     if line_format and form.option:

@@ -67,6 +67,8 @@ def mend(
         words = (
             "No change to the scripts is certainly right here."
             if result.placed_findings
+            else "In what was read there is nothing to fix."
+            if result.unjudged
             else "There is nothing to fix."
         )
         screen.write(Paragraph(""), Paragraph(words))

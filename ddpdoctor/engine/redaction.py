@@ -7,6 +7,7 @@ Every pattern here takes time in proportion to the text: each starts only where 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -51,6 +52,21 @@ _WORD = compile_lazily(r"""(?:"(?:[^"\\]|\\.)*(?:"|\Z|\\\Z)|'[^']*(?:'|\Z)|\\.|\
 _JSON_VALUE = compile_lazily(
     r"""(?:"(?:[^"\\]|\\.)*(?:"|\Z|\\\Z)|'(?:[^'\\]|\\.)*(?:'|\Z|\\\Z)|[^\s,}\]]+)""", re.DOTALL
 )
+# `wandb.login(key="0123abcd...")`; "key" alone names a parameter of a model, or sorts a list.
+_KEY_LITERAL = compile_lazily(r"""["'](?=[^"'\s]{0,64}\d)[\w+/=-]{16,}["']""")
+# `os.environ.setdefault("HF_TOKEN", "...")`, `add_argument("--api-key", default="...")`.
+_QUOTED_NAME = compile_lazily(
+    r"""(?<![\w.-])(["'])(-{0,2}[\w-]{3,64})\1[ \t]*,[ \t]*(?:(?=["'])|[^\n'"]{0,80}?\bdefault[ \t]*=[ \t]*(?=["']))"""
+)
+# `auth=("ada", "...")`
+_TUPLE = compile_lazily(r"\([^()\n]{0,300}\)")
+# Text as Python writes it, in one line; one that is open at its end has its end in another.
+_LITERAL = compile_lazily(
+    r"""(?:[ \t]*[rRbBuUfF]{0,2}(?:"{3}.*?(?:"{3}|\Z)|'{3}.*?(?:'{3}|\Z)|"(?:[^"\\]|\\.)*(?:"|\Z|\\\Z)|'(?:[^'\\]|\\.)*(?:'|\Z|\\\Z)))+""",
+    re.DOTALL,
+)
+_QUOTE = compile_lazily("[\"']")
+_ANNOTATION = compile_lazily(r"""[\w.\[\]|, ]{1,80}=[ \t]*(?=[rRbBuUfF]{0,2}["'])""")
 _SWITCH = compile_lazily(r"""(?i)["']?(?:yes|no|true|false)["']?[,;)}\]]*""")
 _SCHEME = compile_lazily(r"(?i)(?:bearer|basic|token|digest)[ \t]+")
 _LINE = compile_lazily(r"[^\n]*")
@@ -65,7 +81,7 @@ _SHAPE = compile_lazily(
     | \b(?:AKIA|ASIA)[0-9A-Z]{16}\b
     | (?<![\w-])AIza[\w-]{30,}
     | (?<![\w-])eyJ[\w-]{8,}\.[\w-]{4,}(?:\.[\w-]*)?            # JSON web token
-    | (?<=wandb\ login\ )[0-9a-f]{40}\b
+    | (?<=wandb\ login\ )[0-9a-f]{40}\b | (?<=wandb\.login\(["'])[0-9a-f]{40}\b
     | (?<=hooks\.slack\.com/services/)\S+
     | -----BEGIN[^-]*PRIVATE\ KEY[^-]*-----[\s\S]*?(?:-----END[^-]*-----|\Z)
     """
@@ -112,16 +128,23 @@ def redact_text(text: str) -> str:
     return _redact_short(text) if len(text) <= MAX_REMEMBERED_LENGTH else _redact(text)
 
 
+def redact_source(line: str) -> str:
+    """Take the same out of a line of Python, where only what is quoted, or stands in a comment, can be a secret: `tokens = batch.cuda()` stays."""
+    redact = _redact_short if len(line) <= MAX_REMEMBERED_LENGTH else _redact
+    return redact(line, is_source=True)
+
+
 @lru_cache(maxsize=8192)
-def _redact_short(text: str) -> str:
-    return _redact(text)
+def _redact_short(text: str, *, is_source: bool = False) -> str:
+    return _redact(text, is_source=is_source)
 
 
-def _redact(text: str) -> str:
+def _redact(text: str, *, is_source: bool = False) -> str:
     text = _SHAPE.sub(REDACTED, text)
     text = _USER_INFO.sub(rf"\1{REDACTED}@", text)
     text = _PROXY_WITHOUT_SCHEME.sub(f"{REDACTED}@", text)
-    text = _without(text, _assigned(text))
+    text = _without(text, _assigned_in_source(text) if is_source else _assigned(text))
+    text = _without(text, _named_before(text))
     text = _without(text, _given_to_options(text))
     text = _without(text, _given_to_clients(text))
     text = _without(
@@ -145,6 +168,20 @@ def _without(text: str, spans: list[Span]) -> str:
     return "".join([*pieces, text[done:]])
 
 
+def _named_before(text: str) -> list[Span]:
+    """Find literals of Python that follow a quoted name as an argument; in lists of words "token" is one like others."""
+    spans: list[Span] = []
+    for found in _QUOTED_NAME.finditer(text):
+        if spans and found.start() < spans[-1][1]:
+            continue
+        name = found[2]
+        is_word = "token" in name.lower() and not name.startswith("-") and not name.isupper()
+        value = None if is_word or not is_secret_name(name) else _LITERAL.match(text, found.end())
+        if value and not _tells_nothing(name, value[0]):
+            spans.append(value.span())
+    return spans
+
+
 def _assigned(text: str) -> list[Span]:
     spans: list[Span] = []
     for found in _ASSIGNMENT.finditer(text):
@@ -152,12 +189,48 @@ def _assigned(text: str) -> list[Span]:
         if not is_secret_name(name) or (spans and found.end() < spans[-1][1]):
             continue
         before = text[found.start() - 1 : found.start()]
-        # "key: layer1.weight" is torch's way to name a parameter.
-        if name.lower() == "key" and name != "KEY" and before not in ("?", "&"):
-            continue
         start = found.end()
+        if _is_parameter(name, before, text, start):
+            continue
         quote = before if before in ("'", '"') and before != found[2] else ""
         end = _json_end(text, start) if found[2] else _value_end(text, start, name, quote)
+        if end > start and not _tells_nothing(name, text[start:end]):
+            spans.append((start, end))
+    return spans
+
+
+def _is_parameter(name: str, before: str, text: str, start: int) -> bool:
+    """Whether "key: layer1.weight" is torch's way to name a parameter."""
+    return name.lower() == "key" and name != "KEY" and before not in ("?", "&") and not _KEY_LITERAL.match(text, start)
+
+
+def _assigned_in_source(text: str) -> list[Span]:
+    """Find what is given to secret names as text: as a literal, within one, or in a comment. An expression tells nothing."""
+    comment_at = text.find("#") if "#" in text else len(text)
+    spans: list[Span] = []
+    quotes = {'"': 0, "'": 0}
+    counted = 0
+    for found in _ASSIGNMENT.finditer(text):
+        for quote in quotes:
+            quotes[quote] += text.count(quote, counted, found.start())
+        counted = found.start()
+        name, start = found[1], found.end()
+        if not is_secret_name(name) or (spans and start < spans[-1][1]):
+            continue
+        before = text[found.start() - 1 : found.start()]
+        if ":" in text[found.end(1) : start] and (annotation := _ANNOTATION.match(text, start)):
+            start = annotation.end()
+        if _is_parameter(name, before, text, start):
+            continue
+        is_written = not found[2] and any(count % 2 for count in quotes.values())
+        if not is_written and (value := _LITERAL.match(text, start)):
+            end = value.end()
+        elif (in_brackets := _TUPLE.match(text, start)) and _QUOTE.search(in_brackets[0]):
+            end = in_brackets.end()
+        elif (is_written or start > comment_at) and text[start : start + 1] not in ("{", "%"):
+            end = _value_end(text, start, name, before if before in quotes else "")
+        else:
+            continue
         if end > start and not _tells_nothing(name, text[start:end]):
             spans.append((start, end))
     return spans
@@ -213,30 +286,30 @@ def _redact_named(name: str, value: str) -> str:
     return redact_text(value)
 
 
-def redact_facts(value: T) -> T:
-    """Copy any struct, tuple, dict or string without its secrets: each string by `redact_text`, the `value` of a struct that
+def redact_facts(value: T, redact: Callable[[str], str] = redact_text) -> T:
+    """Copy any struct, tuple, dict or string without its secrets: each string by `redact`, the `value` of a struct that
     has a `name` wholly where that speaks of a secret, and in a tuple of arguments what follows a secret's option. All strings `legible`."""
     result: Any = value
     if isinstance(value, str):
-        result = redact_text(legible(value))
+        result = redact(legible(value))
     elif isinstance(value, msgspec.Struct):
         fields = {name: getattr(value, name) for name in value.__struct_fields__}
-        changed = {name: new for name, old in fields.items() if (new := redact_facts(old)) != old}
+        changed = {name: new for name, old in fields.items() if (new := redact_facts(old, redact)) != old}
         name, setting = fields.get("name"), fields.get("value")
         if isinstance(name, str) and isinstance(setting, str):
             changed["value"] = _redact_named(name, legible(setting))
         result = msgspec.structs.replace(value, **changed) if changed else value
     elif isinstance(value, tuple):
-        items = tuple(_item(before, item) for before, item in zip((None, *value), value, strict=False))
+        items = tuple(_item(before, item, redact) for before, item in zip((None, *value), value, strict=False))
         result = value if items == value else items
     elif isinstance(value, dict):
-        result = {name: redact_facts(item) for name, item in value.items()}
+        result = {name: redact_facts(item, redact) for name, item in value.items()}
     return result  # type: ignore[no-any-return]
 
 
-def _item(before: object, item: object) -> object:
+def _item(before: object, item: object, redact: Callable[[str], str]) -> object:
     """Redact one of a tuple; as an argument after `--token` it is a secret whatever it looks like."""
     follows_option = isinstance(before, str) and before.startswith("-") and "=" not in before and is_secret_name(before)
     if follows_option and isinstance(item, str) and not item.startswith("--"):
         return REDACTED
-    return redact_facts(item)
+    return redact_facts(item, redact)

@@ -11,7 +11,6 @@ from typing import Final
 from ddpdoctor.base.findings import Finding, Severity
 from ddpdoctor.base.ownership import ROOT, foothold_on
 from ddpdoctor.engine.explanations import Explanation, Illness
-from ddpdoctor.engine.redaction import redact_facts
 from ddpdoctor.engine.registry import Catalogue, Check
 from ddpdoctor.scripts.judging import judge_script, merge_findings
 from ddpdoctor.scripts.project import ModuleCache
@@ -83,7 +82,7 @@ def _matching(
     for check, severity, finding in findings:
         slugs = tuple(illness.slug for illness in illnesses if _explains(check, finding, illness))
         if slugs and severity is not Severity.INFO:
-            yield Explanation(check, severity, redact_facts(finding), slugs)
+            yield Explanation(check, severity, finding, slugs)
 
 
 def _explains(check: Check, finding: Finding, illness: Illness) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 
 import msgspec
 
 from ddpdoctor.base.findings import Finding, Severity
 from ddpdoctor.engine.examination import examine
+from ddpdoctor.engine.redaction import redact_facts, redact_source
 from ddpdoctor.engine.registry import Check, Result, Skipped, SkipReason
 from ddpdoctor.facts.script import Role, Script
 from ddpdoctor.facts.snapshot import Snapshot
@@ -47,18 +49,38 @@ def judge_script(script: Script, checks: Iterable[Check]) -> JudgedScript:
     if script.problem:
         return JudgedScript(script.path, problems=problems)
     examination = examine(Snapshot(script=script), 1, checks)
-    findings = tuple(found for found in examination.findings if not _is_ignored(script, found))
+    findings = tuple(map(_redacted, (found for found in examination.findings if not _is_ignored(script, found))))
     skipped = [(result.check.slug, result.not_tested) for result in examination.results if result.not_tested]
     return JudgedScript(
         script.path,
         next(script.with_role(*_OF_SEVERAL_RANKS), None) is not None,
         findings,
-        tuple(examination.passed),
-        {slug: reason.reason for slug, reason in skipped if reason.why is SkipReason.NOT_APPLICABLE},
+        _shared(tuple(examination.passed)),
+        _shared_idle(
+            tuple((slug, reason.reason) for slug, reason in skipped if reason.why is SkipReason.NOT_APPLICABLE)
+        ),
         len(examination.findings) - len(findings),
         problems,
         {slug: reason.reason for slug, reason in skipped if reason.why is SkipReason.CRASHED},
     )
+
+
+@lru_cache
+def _shared(slugs: tuple[str, ...]) -> tuple[str, ...]:
+    """The same object for the same slugs: of ten thousand files most come to the same."""
+    return slugs
+
+
+@lru_cache
+def _shared_idle(reasons: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    """Likewise."""
+    return dict(reasons)
+
+
+def _redacted(found: PlacedFinding) -> PlacedFinding:
+    """The finding without what only its sentences show to be a secret. Its edits are made, and shown by what they change."""
+    check, severity, finding = found
+    return check, severity, msgspec.structs.replace(redact_facts(finding, redact_source), edits=finding.edits)
 
 
 def _is_ignored(script: Script, found: PlacedFinding) -> bool:

@@ -22,18 +22,44 @@ class NamedFile(NamedTuple):
 def files_in(path: str) -> Iterator[NamedFile]:
     """Yield a file that is named, or those of a folder that may be source, by name.
 
-    Hidden folders, environments and what is installed or built are left out, unless they are named themselves.
+    Hidden folders, environments and what is installed or built are left out, unless they are named themselves. A folder that can't be looked
+    into, and one in which there is nothing, have a problem, as files have.
     """
     if not os.path.isdir(path):  # noqa: PTH112
-        yield NamedFile(path)
+        yield NamedFile(path, _why_missing(path))
         return
     top = os.path.realpath(path)
-    for folder, folders, names in os.walk(path, onerror=None):
+    closed: list[OSError] = []
+    is_empty = True
+    for folder, folders, names in os.walk(path, onerror=closed.append):
         folders[:] = sorted(name for name in folders if _is_looked_into(folder, name))
         for name in sorted(names):
             if name.endswith(ENDINGS):
+                is_empty = False
                 file = os.path.join(folder, name)  # noqa: PTH118
                 yield NamedFile(file, _problem_of_link(file, top))
+    for error in closed:
+        yield NamedFile(os.fspath(error.filename), f"not looked into: {error.strerror}")
+    if is_empty and not closed:
+        yield NamedFile(
+            path,
+            "nothing was read in it: it has no .py or .ipynb file outside of hidden folders, environments and `build`",
+        )
+
+
+def _why_missing(path: str) -> str:
+    """Say why there is no file; "" where there is one, or something else."""
+    try:
+        os.stat(path)  # noqa: PTH116
+    except FileNotFoundError:
+        if os.path.islink(path):  # noqa: PTH114
+            return f"not read: it is a link to {os.readlink(path)}, which is not there"  # noqa: PTH115
+        if any(character in path for character in "*?["):
+            return "not read: no file is called so; a shell leaves a pattern as it is where no file matches it"
+        return "not read: there is no such file or folder"
+    except (OSError, ValueError) as error:
+        return f"not read: {(isinstance(error, OSError) and error.strerror) or error}"
+    return ""
 
 
 def _is_looked_into(folder: str, name: str) -> bool:

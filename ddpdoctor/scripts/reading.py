@@ -10,7 +10,6 @@ from typing import Final
 
 from ddpdoctor.base.findings import SourcePlace
 from ddpdoctor.base.lazy_patterns import compile_lazily
-from ddpdoctor.base.text import clip
 from ddpdoctor.facts.script import (
     Argument,
     Assignment,
@@ -35,7 +34,7 @@ from ddpdoctor.scripts.calls import BASE
 from ddpdoctor.scripts.following import ScriptFollower
 from ddpdoctor.scripts.project import ModuleCache, Project
 from ddpdoctor.scripts.project_module import ProjectModule
-from ddpdoctor.scripts.source_text import SourceText, UnreadableSource, decode_source, parse_source
+from ddpdoctor.scripts.source_text import SourceText, UnreadableSource, decode_source, parse_source, without_secrets
 from ddpdoctor.scripts.values import (
     CallRecord,
     CallResult,
@@ -252,7 +251,7 @@ class _Frozen:
 
     def _origin(self, value: AbstractValue, depth: int) -> Origin:
         if isinstance(value, Constant):
-            return Origin(OriginKind.CONSTANT, clip(repr(value.value), _MAX_TEXT))
+            return Origin(OriginKind.CONSTANT, without_secrets(repr(value.value), _MAX_TEXT))
         if isinstance(value, Quantity):
             return Origin(value.kind, value.source)
         if isinstance(value, CallResult):
@@ -318,9 +317,9 @@ def _shown(source: SourceText, line: int) -> tuple[str, int]:
 def _text(node: ast.expr | ast.ExceptHandler, source: SourceText) -> str:
     """The expression as it is written; one of several lines as one."""
     if node.end_lineno != node.lineno:
-        return clip(ast.unparse(node), _MAX_TEXT)
+        return without_secrets(ast.unparse(node), _MAX_TEXT)
     line = source.lines[node.lineno - 1].encode() if node.lineno <= len(source.lines) else b""
-    return clip(line[node.col_offset : node.end_col_offset].decode(errors="replace"), _MAX_TEXT)
+    return without_secrets(line[node.col_offset : node.end_col_offset].decode(errors="replace"), _MAX_TEXT)
 
 
 def _ignored(source: SourceText) -> Iterator[IgnoreComment]:

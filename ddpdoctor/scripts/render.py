@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddpdoctor.base.text import listed, one_line, plural
+from ddpdoctor.base.text import one_line, plural
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.report.check_results import (
     finding_lines,
@@ -18,6 +18,8 @@ from ddpdoctor.scripts.judging import JudgedScript, PlacedFinding
 
 _MAX_CRASHED = 3
 _NOT_READ = StyledText("not read", "bold magenta")
+_NOT_READ_WORDS = ": not read: "
+"""That a problem has for itself, and not beside that label."""
 _MARGIN = 10
 
 
@@ -41,7 +43,9 @@ def lint_document(
         quiet: a line a finding, and the verdict.
     """
     outcome = " and ".join(problems_and_warnings([severity for _, severity, _ in findings]))
-    unread = tuple(Paragraph(one_line(problem), _NOT_READ, _MARGIN) for problem in problems)
+    unread = tuple(
+        Paragraph(one_line(problem.replace(_NOT_READ_WORDS, ": ", 1)), _NOT_READ, _MARGIN) for problem in problems
+    )
     return Document(
         verdict=verdict,
         sections=() if quiet else (*finding_sections(findings), Section(unread), *_passed(judged, verbose=verbose)),
@@ -62,14 +66,14 @@ def _without_problems(judged: Sequence[JudgedScript], hints: Sequence[PlacedFind
 
 def _counts(judged: Sequence[JudgedScript], problems: Sequence[str]) -> str:
     distributed = sum(script.is_distributed for script in judged)
-    parts = [f"{plural(len(judged), 'file')} read, {distributed} of them distributed"]
+    parts = [f"{plural(len(judged), 'file')} read" + (f", {distributed} of them distributed" if judged else "")]
     if ignored := sum(script.ignored for script in judged):
         parts.append(f"{plural(ignored, 'finding')} ignored by comments")
     if problems:
         parts.append(f"{len(problems)} not read")
     if crashed := crashes(judged):
         parts.append(f"{plural(len(crashed), 'check')} crashed")
-    return f"{listed(parts)}."
+    return f"{'; '.join(parts)}."
 
 
 def _passed(judged: Sequence[JudgedScript], *, verbose: bool) -> tuple[Section, ...]:

@@ -6,6 +6,7 @@ import ast
 import io
 import os
 import re
+import stat
 import tokenize
 import warnings
 from collections.abc import Sequence
@@ -17,13 +18,16 @@ import msgspec
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.ownership import who_misleads
 from ddpdoctor.base.regular_files import NotRegularError, open_regular
-from ddpdoctor.base.text import clip, human
+from ddpdoctor.base.text import LONGEST_QUOTE, clip, human
+from ddpdoctor.engine.redaction import redact_source
 
 MAX_SOURCE_BYTES: Final = 2 << 20
 """A tree takes a hundred times as much memory as its text."""
 MAX_NOTEBOOK_BYTES: Final = 64 << 20
 """With the pictures in it."""
 NOTEBOOK: Final = ".ipynb"
+REDACTED_CHARACTERS: Final = 1000
+"""Of a line, from which secrets are taken out before its beginning is shown: a minified file is one line."""
 STDIN_NAME: Final = "<stdin>"
 """By which standard input is shown."""
 
@@ -44,8 +48,13 @@ class SourceText(NamedTuple):
     """Of a notebook: each line's cell and line in it, from 1."""
 
     def line(self, number: int) -> str:
-        """The line of that number, from 1, without blanks at its ends; of a long one its beginning."""
-        return clip(self.lines[number - 1].strip()) if 0 < number <= len(self.lines) else ""
+        """The line of that number, from 1, without secrets and blanks at its ends; of a long one its beginning."""
+        return without_secrets(self.lines[number - 1]) if 0 < number <= len(self.lines) else ""
+
+
+def without_secrets(text: str, most: int = LONGEST_QUOTE) -> str:
+    """A piece of source in one line of at most so many characters. Secrets are taken out of more than that: none is cut so that it isn't known."""
+    return clip(redact_source(clip(text, REDACTED_CHARACTERS)), most)
 
 
 class UnreadableSource(Exception):
@@ -65,12 +74,18 @@ def read_source(path: str | os.PathLike[str]) -> bytes:
                 raise UnreadableSource(f"not read: it is not for everybody's eyes, and {foothold.words}")
             content = file.read(most + 1)
     except NotRegularError as error:
-        raise UnreadableSource("not read: it is no regular file") from error
+        what = "a pipe; one is read by ddpdoctor lint -" if stat.S_ISFIFO(error.mode) else "no regular file"
+        raise UnreadableSource(f"not read: it is {what}") from error
     except (OSError, ValueError) as error:
         raise UnreadableSource((isinstance(error, OSError) and error.strerror) or str(error)) from error
     if len(content) > most:
-        raise UnreadableSource(f"not read: it is larger than {human(most)}")
+        raise UnreadableSource(too_large(most))
     return content
+
+
+def too_large(most: int) -> str:
+    """Say that a source has more than so many bytes."""
+    return f"not read: it is larger than {human(most)}"
 
 
 def decode_source(content: bytes, name: str) -> SourceText:

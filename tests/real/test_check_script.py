@@ -65,13 +65,16 @@ def test_exit_codes(folder: Path) -> None:
     assert code == 2
     assert "broken.py: not read: no syntax of Python" in " ".join(shown.split())
     assert "[device-not-set]" in shown
+    code, shown, _ = check(folder, "--script", "nowhere.py", "--script", "warn.py", "--select", "script")
+    assert code == 2
+    assert "nowhere.py: not read: there is no such file" in " ".join(shown.split())
+    assert "[device-not-set]" in shown
     assert check(folder, "--script", ".", "--select", "script")[0] == 1  # What fails outdoes what could not be read.
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--script", "nowhere.py"), "there is no nowhere.py"),
         (("--script", ""), "--script is empty"),
         (("--script", "train.py", "--select", "host"), "leave no check of scripts"),
         (("--script", "train.py", "--snapshot", "host.json"), "--script reads a file of this host"),

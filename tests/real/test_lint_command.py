@@ -8,7 +8,10 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.support.command import command, plain_environ
+from tests.support.other_users import User
 from tests.support.script_cases import SCRIPTS
 
 LOAD = SCRIPTS / "load-without-map-location" / "sick-resume.py"
@@ -100,3 +103,25 @@ def test_a_link_is_shown_and_left(tmp_path: Path) -> None:
     ended = lint(tmp_path, "--fix", "--yes", "train.py")
     assert "it is a link to" in " ".join(ended.stdout.split())
     assert (tmp_path / "real.py").read_bytes() == LOAD.read_bytes()
+
+
+@pytest.mark.root
+def test_what_the_user_may_not_read_is_named_and_the_rest_is_told(shared: Path, eve: User) -> None:
+    project = shared / "project"
+    (project / "closed").mkdir(parents=True)
+    for path in (project / "train.py", project / "secret.py", project / "closed" / "train.py"):
+        shutil.copy(LOAD, path)
+    for path in (project / "secret.py", project / "closed"):
+        path.chmod(0)
+    ended = eve.ddpdoctor("lint", ".", "--format", "concise", cwd=project)
+    finding, *problems = ended.stdout.splitlines()
+    assert finding.startswith("./train.py:")
+    assert problems == ["./secret.py: Permission denied", "./closed: not looked into: Permission denied"]
+    assert ended.returncode == 2
+
+
+def test_nothing_to_read_is_nothing_to_fix(tmp_path: Path) -> None:
+    ended = lint(tmp_path, "--fix", "--yes", "missing.py")
+    assert ended.returncode == 2
+    assert "missing.py: there is no such file or folder" in " ".join(ended.stdout.split())
+    assert "In what was read there is nothing to fix." in ended.stdout

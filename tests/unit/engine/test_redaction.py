@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpdoctor.engine.redaction import REDACTED, is_secret_name, redact_facts, redact_text
+from ddpdoctor.engine.redaction import REDACTED, is_secret_name, redact_facts, redact_source, redact_text
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.kernel_log import KernelLine, KernelLog
 from ddpdoctor.facts.machine import Machine
@@ -102,6 +102,30 @@ COMMANDS: list[Callable[[str], str]] = [
     lambda secret: f"srun --export=ALL,WANDB_API_KEY={secret} train",
     lambda secret: f"ok=1 cmd='mysql --password={secret}' n=2",
 ]
+SOURCE: list[Callable[[str], str]] = [
+    lambda secret: f'wandb.login(key="{secret}12345678")',
+    lambda secret: f'os.environ["WANDB_API_KEY"] = "{secret}"',
+    lambda secret: f"os.environ.setdefault('HF_TOKEN', '{secret}')",
+    lambda secret: f'token = os.getenv("HF_TOKEN", "{secret}")',
+    lambda secret: f'parser.add_argument("--api-key", type=str, default="{secret}")',
+    lambda secret: f'experiment = comet_ml.Experiment(api_key="{secret}", project_name="x")',
+    lambda secret: f"run = neptune.init_run(api_token=r'{secret}')",
+    lambda secret: f'password: str = "{secret}"',
+    lambda secret: f'auth=("ada", "{secret}")',
+    lambda secret: f'password = """{secret}"""',
+    lambda secret: f"password = 'ab' '{secret}'",
+    lambda secret: f'os.system("mysql --password={secret} -u ada")',
+    lambda secret: f'headers={{"Authorization": f"Bearer {secret}"}}',
+    lambda secret: f"x = 1  # password: {secret}",
+    lambda secret: f'dist.init_process_group("nccl", init_method="tcp://ada:{secret}@n1:1")',
+    lambda secret: f"api_key = 'begun {secret}",
+]
+LEGIBLE_SOURCE = [
+    'tokens = batch["tokens"].cuda()', 'for tokens, labels in loader:', 'loss = model(tokens=tokens, key=key, password=None)',
+    'token = os.environ["HF_TOKEN"]', 'columns = ["tokens", "token_type_ids", "labels"]', 'sorted(runs, key="loss")',
+    'print(f"tokens: {tokens} of %s" % total)', 'load_dataset("c4", use_auth_token=True)', 'sampler = DistributedSampler(dataset, seed=cfg.key)',
+    '{"tokens": batch, "key": value}', 'dist.all_reduce(num_tokens)  # over all ranks', 'tokenizer = AutoTokenizer.from_pretrained("gpt2", pad_token="<pad>")',
+]  # fmt: skip
 SHAPES = [
     "hf_AbCdEfGhIjKlMnOpQrStUvWxYz01234567", "ghp_0123456789abcdefABCDEF0123456789abcd", "github_pat_11ABCDEFG0abcdefghijkl_mnop",
     "glpat-abcdefghij0123456789", "AKIAIOSFODNN7EXAMPLE", "sk-proj-Abcdefghij0123456789KLMN", "xoxb-123456789012-abcdefghijkl",
@@ -136,6 +160,28 @@ def test_tokens_of_known_shape(text: str) -> None:
 @given(secret=plain_secret, before=harmless, after=harmless)
 def test_planted_in_text(write: Callable[[str], str], secret: str, before: str, after: str) -> None:
     assert secret not in redact_text(f"{before} {write(secret)} {after}")
+
+
+@pytest.mark.parametrize("write", SOURCE)
+@settings(max_examples=40)
+@given(secret=plain_secret)
+def test_planted_in_source(write: Callable[[str], str], secret: str) -> None:
+    redacted = redact_source(write(secret))
+    assert secret not in redacted
+    assert redact_source(redacted) == redacted
+
+
+@pytest.mark.parametrize("line", [*LEGIBLE_SOURCE, *(line for line in LEGIBLE if "token=" not in line)])
+def test_source_that_holds_no_secret_stays_as_it_is(line: str) -> None:
+    assert redact_source(line) == line
+
+
+def test_a_key_is_known_by_its_length_and_by_who_takes_it() -> None:
+    key = "0123456789abcdef" * 2 + "01234567"
+    for redact in (redact_text, redact_source):
+        assert redact(f"wandb.login('{key}')") == f"wandb.login('{REDACTED}')"
+        assert redact(f"wandb.login(key='{key}', n=1)").startswith(f"wandb.login(key={REDACTED}")
+        assert redact(f'git.checkout("{key}")') == f'git.checkout("{key}")'
 
 
 @given(name=st.sampled_from(SECRET_NAMES), secret=any_secret)
@@ -240,9 +286,11 @@ def test_what_holds_no_secret_is_not_copied() -> None:
     [
         "a", " ", "=", "+", "%", "a+", "+:", "+:@", "token", "token=", "token=\"", "--token ", "-", "a.", "a-", "a_", "://", "://a:", "a:", "x@", "eyJ", "-eyJaaaaaaaa", "sk-", "bearer ", "Authorization: ", "Cookie=",
         "-----BEGIN ", "-----BEGIN PRIVATE KEY-----", "'", "\"", "\\", "_pad_a", "mysql -p ", "\"a\": ", "{\"key\": \"", "basic a", "ghp_", "a=\"", "hooks.slack.com/services/", "aA", "?key=", "1:",
+        '"API_KEY", ', '"API_KEY", "', "token=" + "'" * 3, 'token=("', 'token: str = "', "#token=", "key='", '"token=',
     ],
 )  # fmt: skip
-def test_time_grows_with_the_length_only(piece: str) -> None:
+@pytest.mark.parametrize("redact", [redact_text, redact_source])
+def test_time_grows_with_the_length_only(redact: Callable[[str], str], piece: str) -> None:
     """A quadratic pattern would take 256 times as long for 16 times the text: compare the two, not seconds."""
 
     def seconds(size: int) -> float:
@@ -250,7 +298,7 @@ def test_time_grows_with_the_length_only(piece: str) -> None:
         best = float("inf")
         for _ in range(2):
             start = time.process_time()
-            redact_text(text)
+            redact(text)
             best = min(best, time.process_time() - start)
         return best
 

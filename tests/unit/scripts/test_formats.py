@@ -13,6 +13,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
+from ddpdoctor.api.script_fixing import propose_script_fixes
 from ddpdoctor.api.script_linting import LintResult, lint
 from ddpdoctor.base.findings import SourcePlace
 from ddpdoctor.scripts.places import place_in_repository, repository_root
@@ -139,6 +140,7 @@ def test_sarif_holds_its_schema(tmp_path: Path) -> None:
 
 
 def test_sarif_of_nothing_found(tmp_path: Path) -> None:
+    (tmp_path / "empty.py").touch()
     (run,) = sarif_of(tmp_path, linted(tmp_path))["runs"]
     assert run["results"] == []
     assert run["invocations"][0]["executionSuccessful"]
@@ -186,3 +188,31 @@ def test_a_file_outside_the_repository_is_named_in_full(tmp_path: Path) -> None:
     assert root == str(tmp_path / "repository")
     place = place_in_repository(SourcePlace(str(tmp_path / "train.py"), 3), root)
     assert place.path == str(tmp_path / "train.py")
+
+
+SECRET = "zQ7-hunter2-4711"
+PLANTED = {
+    "sampler = DistributedSampler(dataset)": f'sampler = DistributedSampler(dataset); login(api_key="{SECRET}")',
+    "for (inputs,) in loader:": f"for (inputs,) in loader:  # password: {SECRET}",
+}
+
+
+def test_no_form_of_the_report_has_a_secret_of_the_lines_that_it_shows(tmp_path: Path) -> None:
+    source = SICK.read_text()
+    for line, with_secret in PLANTED.items():
+        assert line in source
+        source = source.replace(line, with_secret)
+    (tmp_path / "train.py").write_text(source)
+    with working_folder(tmp_path):
+        result = lint(["train.py"])
+        forms = (
+            result.to_text(), result.to_text(verbose=True), result.to_text(quiet=True), result.to_markdown(), result.to_json(),
+            result.to_github(), result.to_sarif(), result.to_concise(), str(result.judged),
+        )  # fmt: skip
+        fixes = propose_script_fixes(result, ["train.py"], (), ())
+    assert [finding.slug for finding in result.findings] == ["sampler-without-set-epoch"]
+    for text in (*forms, fixes.files[0].diff()):
+        assert SECRET not in text
+    assert "api_key=[redacted]" in forms[0]
+    # What is written is the file's own.
+    assert fixes.files[0].after.decode().count(SECRET) == len(PLANTED)

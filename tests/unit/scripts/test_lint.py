@@ -5,6 +5,11 @@ from __future__ import annotations
 import gc
 import json
 import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +21,8 @@ from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.scripts.judging import JudgedScript
 from ddpdoctor.scripts.project import MAX_KEPT_LINES, ModuleCache
 from ddpdoctor.scripts.source_text import MAX_SOURCE_BYTES
-from tests.support.script_cases import SCRIPTS
+from tests.support.command import ROOT
+from tests.support.script_cases import SCRIPTS, working_folder
 
 SLUG = "sampler-without-set-epoch"
 SICK = (SCRIPTS / SLUG / "sick-one-file.py").read_text()
@@ -59,7 +65,125 @@ def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SICK)
     result = lint([tmp_path])
     assert [finding.slug for finding in result.findings] == [SLUG]
-    assert "no regular file" in result.problems[0]
+    assert "it is a pipe" in result.problems[0]
+
+
+def empty_folder(path: Path) -> None:
+    path.mkdir()
+    (path / "notes.txt").write_text("")
+
+
+def socket_at(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as bound, working_folder(path.parent):
+        bound.bind(path.name)
+
+
+NOT_LOOKED_AT: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing.py": (lambda path: None, "there is no such file or folder"),
+    "*.pyx": (lambda path: None, "a shell leaves a pattern as it is where no file matches it"),
+    "train.py/x.py": (lambda path: None, "Not a directory"),
+    "broken.py": (lambda path: path.symlink_to("gone.py"), "it is a link to gone.py, which is not there"),
+    "round.py": (lambda path: path.symlink_to("round.py"), "Too many levels of symbolic links"),
+    "empty": (empty_folder, "nothing was read in it: it has no .py or .ipynb file"),
+    "pipe": (os.mkfifo, "it is a pipe"),
+    "socket.py": (socket_at, "no regular file"),
+    "zero.py": (lambda path: path.symlink_to("/dev/zero"), "no regular file"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_LOOKED_AT)
+def test_a_path_that_cannot_be_read_costs_no_other_its_findings(name: str, tmp_path: Path) -> None:
+    make, said = NOT_LOOKED_AT[name]
+    (tmp_path / "train.py").write_text(SICK)
+    make(tmp_path / name)
+    with working_folder(tmp_path):
+        for paths in ([name, "train.py"], ["train.py", name]):
+            result = lint(paths)
+            assert [finding.slug for finding in result.findings] == [SLUG]
+            (problem,) = result.problems
+            assert problem.startswith(f"{name}: ")
+            assert said in problem
+            assert result.exit_code() == 2
+        alone = lint([name])
+    assert (alone.verdict, alone.exit_code()) == (Verdict.UNKNOWN, 2)
+    assert "UNKNOWN  Nothing was read. 0 files read; 1 not read." in alone.to_text(width=200)
+    # In each form.
+    for text in (alone.to_concise(), alone.to_github(), alone.to_sarif(), alone.to_json(), alone.to_markdown()):
+        assert said in text
+
+
+def test_a_folder_that_the_project_excludes_wholly_was_not_read(tmp_path: Path) -> None:
+    pytest.importorskip("tomllib", reason="it came with Python 3.11")
+    (tmp_path / "train.py").write_text(SICK)
+    (tmp_path / "pyproject.toml").write_text('[tool.ddpdoctor.lint]\nexclude = ["*.py"]\n')
+    result = lint([tmp_path])
+    assert result.problems == (f"{tmp_path}: nothing was read in it: {tmp_path}/pyproject.toml excludes all of it",)
+    assert result.exit_code() == 2
+    # Who names it means it.
+    assert slugs(tmp_path / "train.py") == [SLUG]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "nothing arrived"),
+        (b" \n", "nothing arrived"),
+        (b"a = 1\n" * (MAX_SOURCE_BYTES // 6 + 1), "larger than 2 MiB"),
+    ],
+)
+def test_standard_input_of_which_nothing_can_be_said(content: bytes, said: str) -> None:
+    result = lint(["-"], stdin=content)
+    assert said in result.problems[0]
+    assert (result.judged, result.exit_code()) == ((), 2)
+
+
+def test_a_file_that_is_replaced_or_cut_while_it_is_read_is_read_as_it_was_at_some_time(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SICK)
+    ended = threading.Event()
+
+    def rewrite() -> None:
+        while not ended.is_set():
+            script.write_text(SICK)
+            os.truncate(script, len(SICK) // 2)
+            (tmp_path / "new").write_text(SICK)
+            (tmp_path / "new").rename(script)
+            script.unlink()
+            script.write_text(SICK)
+
+    writer = threading.Thread(target=rewrite)
+    writer.start()
+    try:
+        results = [lint([tmp_path]) for _ in range(60)]
+    finally:
+        ended.set()
+        writer.join()
+    for result in results:
+        assert len(result.judged) + len(result.problems) == 1
+        assert {finding.slug for finding in result.findings} <= {SLUG}
+        assert all("bug in ddpdoctor" not in problem for problem in result.problems)
+
+
+@pytest.mark.parametrize("count", [2_000, pytest.param(10_000, marks=pytest.mark.thorough)])
+def test_many_small_files_take_no_more_memory_than_a_thousand(count: int, tmp_path: Path) -> None:
+    measured = "import ddpdoctor, json, resource, sys\nresult = ddpdoctor.lint([sys.argv[1]])\n"
+    measured += "print(len(result.judged), len(result.findings), len(result.problems), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    plain = "import os\n" + "\n\ndef path_of(name: str) -> str:\n    return os.path.join('data', name)\n" * 5
+
+    def kib_for(files: int) -> int:
+        top = tmp_path / str(files)
+        for number in range(files):
+            folder = top / f"part{number // 100}"
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"module{number}.py").write_text(SICK if number % 500 == 250 else plain)
+        ended = subprocess.run(
+            [sys.executable, "-c", measured, top], cwd=ROOT, capture_output=True, text=True, timeout=300, check=True
+        )
+        judged, findings, problems, kib = map(int, ended.stdout.split())
+        assert (judged, findings, problems) == (files, files // 500, 0)
+        return kib
+
+    assert kib_for(count) < kib_for(1_000) + 12 * 1024
 
 
 def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path) -> None:
@@ -99,6 +223,7 @@ def test_environments_and_hidden_folders_are_left_out(tmp_path: Path) -> None:
         (tmp_path / folder / "train.py").write_text(SICK)
     (tmp_path / "env" / "pyvenv.cfg").write_text("")
     assert lint([tmp_path]).judged == ()
+    assert lint([tmp_path]).verdict is Verdict.UNKNOWN
     assert slugs(tmp_path / ".git") == [SLUG], "who names it means it"
 
 
@@ -165,8 +290,10 @@ def test_select_and_ignore(tmp_path: Path) -> None:
     assert not lint([script], ignore=[SLUG]).findings
     with pytest.raises(UsageError, match="leave no check of scripts"):
         lint([script], select=["shm-too-small"])
-    with pytest.raises(UsageError, match="there is no"):
-        lint([tmp_path / "none.py"])
+    with pytest.raises(UsageError, match="a path is empty"):
+        lint([script, ""])
+    with pytest.raises(UsageError, match="NUL"):
+        lint([script, "train\0.py"])
 
 
 def test_a_script_of_one_process_gets_no_finding() -> None:
