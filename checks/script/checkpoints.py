@@ -16,14 +16,17 @@ from ddpdoctor.checks.script.script_facts import (
     may_be_on_some_ranks,
     reached,
     require_distributed,
+    require_several_processes,
     set_argument,
     takes_turns,
+    tells_ranks_apart,
     ways_to,
 )
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.script import ITEM, LibraryCall, Origin, OriginKind, Ranks, Role, Script, Value
 
 _LOAD = "torch.load"
+_ACCELERATOR = "accelerate.Accelerator"
 
 
 @check(
@@ -123,7 +126,10 @@ def save_by_every_rank(script: Script) -> Iterator[Finding]:
     so for a checkpoint of which every rank has a part: all ranks must call `accelerator.save_state`, DeepSpeed's `save_checkpoint` and
     torch.distributed.checkpoint.
     """
-    require_distributed(script)
+    if tells_ranks_apart(script):
+        require_distributed(script, Role.ENGINE)
+    else:
+        require_several_processes(script)
     requires(not script.does("save"), "a framework that the script uses writes its checkpoints")
     unguarded = (
         save
@@ -143,11 +149,15 @@ _PATHS = {
 }
 """Where the path stands among the arguments; of a save that isn't here somewhere else."""
 _OTHERWISE = ("save_directory", 0)
+_TOLD_WHO_WRITES = ("is_main_process", "save_function")
+"""Arguments of save_pretrained by which one rank alone writes."""
 _NOT_ON_DISK = ("BytesIO", "tempfile", "getpid", "uuid")
 _SHARE: Final = compile_lazily(r"rank|shard|worker|proc(?!ess(?:ed|or))|host|node_|_node|device|gpu", re.IGNORECASE)
 """Words of options and names that may tell one process from another."""
 _NO_TENSORS: Final = compile_lazily(r"sched|sampler|loader|scaler|timer|meter|tracker", re.IGNORECASE)
 """Names of what has a state without tensors on a GPU."""
+_NO_MODEL: Final = compile_lazily(r"token|process|extract|config|sched", re.IGNORECASE)
+"""Names of what else has a save_pretrained: the same small files, whoever writes them."""
 _RESUMED_FROM: Final = compile_lazily(r"model|net|state|c(?:hec)?kpt|checkpoint|optim|weights|snapshot", re.IGNORECASE)
 """Names of what a training is resumed from."""
 
@@ -155,7 +165,7 @@ _RESUMED_FROM: Final = compile_lazily(r"model|net|state|c(?:hec)?kpt|checkpoint|
 def _is_same_file(save: LibraryCall) -> bool:
     """Whether the path is the same for all ranks, as far as can be followed."""
     path = save.argument(*_PATHS.get(save.name, _OTHERWISE))
-    if path is None or save.unpacks or knows_rank(path) or save.argument("is_main_process"):
+    if path is None or save.unpacks or knows_rank(path) or any(map(save.argument, _TOLD_WHO_WRITES)):
         return False
     if path.may_be(OriginKind.UNKNOWN) or not path.origins or _SHARE.search(path.text):
         return False
@@ -173,7 +183,7 @@ def _is_resumed_from(script: Script, save: LibraryCall) -> bool:
     """Whether it is the state of a training that is saved, and not something else, which at worst is made again."""
     saved = save.argument("obj", 0)
     if saved is None or save.name not in _PATHS:
-        return True
+        return save.receiver is None or _NO_MODEL.search(save.receiver.text) is None
     states = {state.number for state in script.with_role(Role.STATE)}
     return any(origin.call in states for origin in saved.flattened()) or _RESUMED_FROM.search(saved.text) is not None
 
@@ -185,7 +195,13 @@ def _written_by_all(script: Script, save: LibraryCall) -> Finding:
         at(save.place, "no condition on the rank"),
         (at(caller, "called from") for caller in save.callers[-2:]),
         at(guarded.place, "another save of the script is for rank 0 alone") if guarded else None,
-        Fix("Write on rank 0 alone", ("if torch.distributed.get_rank() == 0:", f"    {save.place.text}")),
+        Fix("Write on rank 0 alone", (f"if {_asks_for_rank_0(script)}:", f"    {save.place.text}")),
         severity=WARN if _is_resumed_from(script, save) else INFO,
         place=save.place,
     )
+
+
+def _asks_for_rank_0(script: Script) -> str:
+    """The condition for rank 0 as the script can write it, whether one process runs it or several."""
+    engine = next((engine for engine in script.with_role(Role.ENGINE) if engine.name == _ACCELERATOR), None)
+    return "torch.distributed.get_rank() == 0" if engine is None else "accelerator.is_main_process"

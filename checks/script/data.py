@@ -21,7 +21,6 @@ from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.script import Iteration, LibraryCall, OriginKind, Role, Script, Value
 
 _LOADER = "torch.utils.data.DataLoader"
-_PREPARE = "accelerate.Accelerator().prepare"
 _RANDOM = "torch.utils.data.RandomSampler"
 
 
@@ -117,10 +116,6 @@ def loader_without_sampler(script: Script) -> Iterator[Finding]:
     `sampler.set_epoch(epoch)` in the loop over epochs.
     """
     require_several_processes(script)
-    uneven = [*_shared_out_twice(script), *_overlapping(script)]
-    if uneven:
-        yield from uneven
-        return
     engines = list(deepspeed_engines(script))
     wraps = [*reached(script, Role.WRAP), *engines]
     requires(wraps, "no model is wrapped by DistributedDataParallel")
@@ -140,8 +135,8 @@ def loader_without_sampler(script: Script) -> Iterator[Finding]:
                 Fix(
                     "Give each rank its share, and tell the sampler the epoch in the loop over epochs",
                     (
-                        f"sampler = DistributedSampler({_text(loader)}, shuffle=True)",
-                        f"DataLoader({_text(loader)}, sampler=sampler, ...)  # instead of shuffle=True",
+                        f"sampler = DistributedSampler({data_of(loader)}, shuffle=True)",
+                        f"DataLoader({data_of(loader)}, sampler=sampler, ...)  # instead of shuffle=True",
                         "sampler.set_epoch(epoch)",
                     ),
                 ),
@@ -149,44 +144,9 @@ def loader_without_sampler(script: Script) -> Iterator[Finding]:
             )
 
 
-def _shared_out_twice(script: Script) -> Iterator[Finding]:
-    """Find loaders with a DistributedSampler that accelerate shares out once more."""
-    for loader in reached(script, Role.LOADER):
-        sampler = next(samplers_of(script, loader), None)
-        preparing = next((escape for escape in loader.escapes if escape.name == _PREPARE), None)
-        if sampler and preparing and not may_be_on_some_ranks(sampler):
-            yield Finding.of(
-                "The data are shared out twice: each rank trains on its share of its share, and most are never seen",
-                at(sampler.place, "shared out by the sampler"),
-                at(loader.place, "the loader"),
-                at(preparing.place, "and by accelerate"),
-                Fix(
-                    "Leave it to accelerate: build the loader without the sampler",
-                    (f"DataLoader({_text(loader)}, shuffle=True, ...)",),
-                ),
-                place=sampler.place,
-            )
-
-
-def _overlapping(script: Script) -> Iterator[Finding]:
-    """Find samplers that shuffle differently on each rank."""
-    for sampler in reached(script, Role.SAMPLER):
-        seed = sampler.argument("seed", 4)
-        shuffle = sampler.argument("shuffle", 3)
-        if knows_rank(seed) and (shuffle is None or shuffle.is_constant("True")):
-            yield Finding.of(
-                "Each rank shuffles by a seed of its own: the shares overlap, and some of the data nobody sees",
-                at(sampler.place, "the seed has the rank in it"),
-                Fix(
-                    "Give all ranks the same seed: the sampler takes every n-th of one order",
-                    (f"DistributedSampler({_text(sampler)}, seed=seed)",),
-                ),
-                place=sampler.place,
-            )
-
-
-def _text(loader: LibraryCall) -> str:
-    dataset = loader.argument("dataset", 0)
+def data_of(call: LibraryCall) -> str:
+    """The data of a loader or sampler, as the source writes them."""
+    dataset = call.argument("dataset", 0)
     return dataset.text if dataset else "dataset"
 
 

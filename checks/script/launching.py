@@ -13,7 +13,11 @@ from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.script import LibraryCall, Origin, OriginKind, Role, Script
 
 _SPELLINGS: Final = ("'--local_rank'", "'--local-rank'")
-_READERS: Final = compile_lazily(r"init|dist|setup|launch", re.IGNORECASE)
+_READERS: Final = compile_lazily(
+    r"dist|launch|(?<!amp\.)init(?!\w*(?:weight|seed|log|model|optim|data|param|writer|wandb))"
+    r"|setup(?!\w*(?:seed|log|model|optim|data|param|writer|wandb))",
+    re.IGNORECASE,
+)
 """Names of functions that may read the environment, and correct the options that they are handed."""
 _LOCAL_RANK: Final = "LOCAL_RANK"
 _ATTRIBUTE: Final = ".local_rank"

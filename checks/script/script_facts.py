@@ -50,6 +50,13 @@ def deepspeed_engines(script: Script) -> Iterator[LibraryCall]:
     return (call for call in script.with_role(Role.ENGINE) if call.name == _DEEPSPEED)
 
 
+def tells_ranks_apart(script: Script) -> bool:
+    """Whether the script lets one rank do something, or all wait for each other: it is written for several, whoever starts them."""
+    return any(script.with_role(Role.COLLECTIVE)) or any(
+        lets_through(call.conditions, Ranks.ZERO, Ranks.LOCAL_ZERO) for call in script.calls
+    )
+
+
 def reached(script: Script, *roles: Role) -> Iterator[LibraryCall]:
     """Yield the calls of these roles to which the script itself comes, in a run of several ranks, each place once."""
     yield from each_place_once(ways_to(script, *roles))

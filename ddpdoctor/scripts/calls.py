@@ -326,6 +326,8 @@ class CallFollower(ExpressionFollower):
                 self._escape(name, arguments, node, frame)
             if Role.SPAWN in record.roles:
                 self._spawn(name, arguments, node, frame)
+            if Role.COLLECTIVE in record.roles:
+                self._write_over(arguments)
             return CallResult(record)
         if name in _SAME and len(arguments) == 1:
             if name == "builtins.iter":
@@ -352,6 +354,13 @@ class CallFollower(ExpressionFollower):
         if name.partition(".")[0] not in table.harmless:
             self._escape(name, arguments, node, frame)
         return MadeOf(f"{name}()", tuple(value for _, value, _ in arguments))
+
+    def _write_over(self, arguments: GivenArguments) -> None:
+        """Let lists hold what other ranks had in them: `broadcast_object_list(values)`."""
+        for _, value, _ in arguments:
+            for single in alternatives(value):
+                if isinstance(single, Items):
+                    single.items[:] = [UNKNOWN] * len(single.items)
 
     def _spawn(self, name: str, arguments: GivenArguments, node: ast.Call, frame: FollowedFunction) -> None:
         """Follow the function that started processes run."""

@@ -253,7 +253,11 @@ class ExpressionFollower(ABC):
         finally:
             self.here.restore(depths)
             module.pending.discard(name)
-        return self._arrived(name, module.values.setdefault(name, found), module.values)
+        found = module.values.setdefault(name, found)
+        if module is not self.main and isinstance(found, MadeOf | CallResult):
+            for statement in module.calls_on.get(name, ()):
+                self.value(statement.value, frame)
+        return self._arrived(name, found, module.values)
 
     def _bound(self, binding: ast.stmt, name: str, frame: FollowedFunction) -> AbstractValue | None:
         if isinstance(binding, ast.FunctionDef | ast.AsyncFunctionDef):

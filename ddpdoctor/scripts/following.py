@@ -16,7 +16,7 @@ from ddpdoctor.scripts.calls import ENDING, CallFollower
 from ddpdoctor.scripts.expressions import asks_for_rank, dotted
 from ddpdoctor.scripts.project import Project
 from ddpdoctor.scripts.project_module import ProjectModule
-from ddpdoctor.scripts.rank_tests import splits
+from ddpdoctor.scripts.rank_tests import flag_of, opposite_of, splits
 from ddpdoctor.scripts.scopes import FollowedFunction
 from ddpdoctor.scripts.telling_functions import telling_functions
 from ddpdoctor.scripts.values import (
@@ -247,7 +247,12 @@ class ScriptFollower(CallFollower):
         else:
             return
         old = attributes.get(name)
-        attributes[name] = choice((old, value)) if old is not None and frame.branches else value
+        if old is None or not frame.branches:
+            attributes[name] = value
+            return
+        guards = self.here.guards
+        flag = flag_of(old, value, opposite_of(guards[-1].ranks)) if guards else None
+        attributes[name] = flag or choice((old, value))
 
     def _store_item(
         self,
@@ -283,7 +288,9 @@ class ScriptFollower(CallFollower):
         if left_else:
             _replace(frame.names, after_body)
         elif not left_body:
+            flags = _flags(after_body, frame.names, question)
             _merge(frame.names, after_body)
+            frame.names.update(flags)
         if left_body or left_else:
             self.here.enter(question.guards(holds=not left_body, by_leaving=True))
         return False
@@ -424,6 +431,22 @@ def _known_truth(question: Question, frame: FollowedFunction) -> bool | None:
         # A switch, as a function gets it.
         return value.value if isinstance(value.value, bool) and frame.scopes[0] is not frame.module.values else None
     return False if dotted(test).rpartition(".")[2] == "TYPE_CHECKING" else None
+
+
+def _flags(
+    after_body: dict[str, AbstractValue], after_else: dict[str, AbstractValue], question: Question
+) -> dict[str, AbstractValue]:
+    """Find the names that tell afterwards what the condition asked of the rank."""
+    if not splits(question.ranks.holds):
+        return {}
+    found: dict[str, AbstractValue] = {}
+    for name, within in after_body.items():
+        without = after_else.get(name)
+        if without is not None and without is not within:
+            flag = flag_of(without, within, question.ranks)
+            if flag is not None:
+                found[name] = flag
+    return found
 
 
 def _replace(names: dict[str, AbstractValue], others: dict[str, AbstractValue]) -> None:

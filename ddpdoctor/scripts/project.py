@@ -15,6 +15,8 @@ from ddpdoctor.scripts.vocabulary import known_packages
 
 MARKS: Final = (".git", ".hg", "pyproject.toml", "setup.py", "setup.cfg")
 """Files and folders that stand at the top of a project."""
+BELOW_TOP: Final = ("src", "lib")
+"""Folders there in which packages lie that a script puts on its path."""
 INSTALLED: Final = ("site-packages", "dist-packages")
 MAX_KEPT_LINES: Final = 20_000
 """Of modules that several scripts may import: they are kept with their trees, of which a line takes 2 KiB."""
@@ -214,5 +216,5 @@ def _roots_of(folder: str) -> tuple[tuple[str, ...], str]:
         place = os.path.normpath(os.path.join(place, ".."))  # noqa: PTH118
         roots.append(place)
     if top:
-        roots.append(os.path.normpath(os.path.join(top, "src")))  # noqa: PTH118
+        roots += [os.path.normpath(os.path.join(top, below)) for below in BELOW_TOP]  # noqa: PTH118
     return tuple(dict.fromkeys(roots)), boundary

@@ -24,6 +24,8 @@ class ProjectModule:
         self.path = path
         self.values: dict[str, AbstractValue] = {}
         self.bindings: dict[str, list[ast.stmt]] = {}
+        self.calls_on: dict[str, list[ast.Expr]] = {}
+        """What the module itself does to what a name is bound to: `parser.add_argument(...)`."""
         self.stars: list[ast.ImportFrom] = []
         self.pending: set[str] = set()
         """Names that are being looked up just now."""
@@ -45,6 +47,10 @@ class ProjectModule:
             elif isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign):
                 for name in _names_bound(statement):
                     self.bindings.setdefault(name, []).append(statement)
+            elif isinstance(statement, ast.Expr):
+                called_on = _name_called_on(statement.value)
+                if called_on is not None:
+                    self.calls_on.setdefault(called_on, []).append(statement)
             else:
                 for field in ("body", "orelse", "finalbody"):
                     self._bind(getattr(statement, field, ()))
@@ -56,6 +62,13 @@ class ProjectModule:
         self.values = {}
         self.pending = set()
         return self
+
+
+def _name_called_on(node: ast.expr) -> str | None:
+    """The name whose method is called; None where none is."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name):
+        return node.func.value.id
+    return None
 
 
 def _names_bound(statement: ast.Assign | ast.AnnAssign | ast.AugAssign) -> Iterator[str]:

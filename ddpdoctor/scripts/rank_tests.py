@@ -8,11 +8,13 @@ from typing import Final
 from ddpdoctor.facts.script import OriginKind, Ranks
 from ddpdoctor.scripts.abstract_value import UNKNOWN, AbstractValue
 from ddpdoctor.scripts.values import (
+    CallResult,
     Choice,
     Constant,
     Items,
     LibraryName,
     MadeOf,
+    ProjectObject,
     Quantity,
     RankTest,
     alternatives,
@@ -100,6 +102,57 @@ def truth_of(value: AbstractValue) -> RankTest:
     return NOT_FOLLOWED if isinstance(value, MadeOf) and _mentions_rank(value) else NO_RANK_TEST
 
 
+def flag_of(without: AbstractValue, within: AbstractValue, ranks: RankTest) -> RankTest | None:
+    """The test that a flag is which is set, or taken back, by those ranks that a condition lets through; None for what is no flag.
+
+    Args:
+        without: what it is elsewhere.
+        within: what it is where the condition holds.
+        ranks: that the condition lets through, and those that it doesn't.
+    """
+    if not splits(ranks.holds) or not isinstance(without, Constant) or not _is_switch(without):
+        return None
+    settings = alternatives(within)
+    if not all(isinstance(single, Constant) and _is_switch(single) for single in settings):
+        return None
+    changed = [
+        single for single in settings if isinstance(single, Constant) and bool(single.value) != bool(without.value)
+    ]
+    if not changed:
+        return None
+    test = RankTest(ranks.holds, ranks.fails if len(changed) == len(settings) else ())
+    return negated(test) if without.value else test
+
+
+def _is_switch(value: Constant) -> bool:
+    return value.value is None or isinstance(value.value, bool)
+
+
+def opposite_of(ranks: Ranks) -> RankTest:
+    """The test that lets these ranks through where it holds, and the others where it doesn't."""
+    for test in (_RANK_ZERO, _LOCAL_RANK_ZERO):
+        if ranks in test.holds:
+            return test
+        if ranks in test.fails:
+            return negated(test)
+    return RankTest((ranks,), (ranks,)) if splits((ranks,)) else NO_RANK_TEST
+
+
+def _presence_of(value: Choice) -> RankTest | None:
+    """The test whether there is something that some ranks alone have made: `writer is not None`."""
+    makers = []
+    for single in value.values:
+        if isinstance(single, CallResult | ProjectObject):
+            guards = single.record.guards if isinstance(single, CallResult) else single.guards
+            makers.append(next((guard.ranks for guard in reversed(guards) if splits((guard.ranks,))), None))
+        elif not isinstance(single, Constant) or single.value:
+            return None
+    if not makers or len(makers) == len(value.values) or makers[0] is None or len(set(makers)) > 1:
+        return None
+    # Some of these ranks may have made none.
+    return RankTest((makers[0],), opposite_of(makers[0]).fails)
+
+
 def _mentions_rank(value: AbstractValue, depth: int = 4) -> bool:
     """Whether a rank is in what it is made of, be it in a way that says nothing."""
     if isinstance(value, Quantity):
@@ -115,6 +168,8 @@ def _truth_of_choice(value: Choice) -> RankTest:
     """What a constant says is said outside of a distributed run, or where nothing is known of the rank yet."""
     if quantity := quantity_in(value):
         return truth_of(quantity)
+    if presence := _presence_of(value):
+        return presence
     tests = [single for single in value.values if isinstance(single, RankTest)]
     if not tests:
         is_rank = any(isinstance(single, Quantity) and single.kind in RANK_KINDS for single in value.values)
@@ -145,6 +200,10 @@ def compared(left: AbstractValue, operator: ast.cmpop, right: AbstractValue) -> 
         same = isinstance(operator, ast.Eq | ast.Is)
         return left if bool(right.value) is same else negated(left)
     if quantity is None:
+        is_asked_for = isinstance(operator, ast.Is | ast.IsNot | ast.Eq | ast.NotEq) and _number(right) is None
+        presence = _presence_of(left) if is_asked_for and isinstance(left, Choice) else None
+        if presence is not None:
+            return negated(presence) if isinstance(operator, ast.Is | ast.Eq) else presence
         return MadeOf("compare", (left, right))
     if quantity.kind is OriginKind.WORLD_SIZE:
         return _world_size(operator, _number(right))

@@ -53,12 +53,19 @@ dist.init_process_group("gloo", timeout=timedelta(seconds=float(os.environ["PATI
 rank = dist.get_rank()
 dataset = TensorDataset(torch.arange(16.0).unsqueeze(1))
 """
+NUMBERS: Final = 16
+"""In the data set of a script."""
 LOCAL_RANK_OPTION: Final = """
 import argparse
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--local_rank", type=int, default=0)
 torch.cuda.set_device(parser.parse_args().local_rank)
+"""
+WITH_ACCELERATE: Final = """\
+import torch
+from accelerate import Accelerator
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 """
 LONG_WAITS: Final = MappingProxyType({"PATIENCE": "600"})
 OTHERS_COME: Final = MappingProxyType({**LONG_WAITS, "OTHERS_SECONDS": "600"})
@@ -130,6 +137,12 @@ def epochs_are_the_same(ran: Ran) -> bool:
     return all(len({line.partition(":")[2] for line in said.splitlines()}) == 1 for said in ran.said)
 
 
+def some_are_left_out(ran: Ran) -> bool:
+    """Whether the ranks together have seen fewer than all numbers, of which they print theirs."""
+    seen = [number for said in ran.said for number in said.strip("[]\n ").split(", ")]
+    return len(set(seen)) < NUMBERS
+
+
 MISTAKES: Final = (
     Mistake(
         "sampler-without-set-epoch",
@@ -176,6 +189,46 @@ for epoch in range(1):
             ("...", "batch_size=4"),
             ("    numbers = []", "    {2}\n    numbers = []"),
         ),
+    ),
+    Mistake(
+        "data-sharded-twice",
+        "of 16 samples the ranks see 8",
+        """
+accelerator = Accelerator(cpu=True)
+dataset = TensorDataset(torch.arange(16.0).unsqueeze(1))
+sampler = DistributedSampler(dataset, accelerator.num_processes, accelerator.process_index)
+loader = DataLoader(dataset, batch_size=2, sampler=sampler)
+model, loader = accelerator.prepare(torch.nn.Linear(1, 1), loader)
+numbers = []
+for (batch,) in loader:
+    numbers += batch.flatten().tolist()
+    accelerator.backward(model(batch).sum())
+print(sorted(numbers))
+""",
+        some_are_left_out,
+        mended=(
+            ("loader = DataLoader(dataset, batch_size=2, sampler=sampler)", "loader = {0}"),
+            ("...", "batch_size=2"),
+        ),
+        head=WITH_ACCELERATE,
+    ),
+    Mistake(
+        "sampler-seed-per-rank",
+        "some samples are seen by both ranks, others by none",
+        """
+model = DistributedDataParallel(torch.nn.Linear(1, 1))
+sampler = DistributedSampler(dataset, seed=rank)
+loader = DataLoader(dataset, batch_size=4, sampler=sampler)
+for epoch in range(1):
+    sampler.set_epoch(epoch)
+    numbers = []
+    for (batch,) in loader:
+        numbers += batch.flatten().tolist()
+        model(batch).sum().backward()
+    print(sorted(numbers))
+""",
+        some_are_left_out,
+        mended=(("DistributedSampler(dataset, seed=rank)", "{0}"), ("seed=seed", "seed=7")),
     ),
     Mistake(
         "collective-on-some-ranks",
