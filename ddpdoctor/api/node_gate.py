@@ -12,6 +12,7 @@ from ddpdoctor.api.checking import CheckResult, check_host
 from ddpdoctor.api.errors import UsageError
 from ddpdoctor.api.results import CommandResult
 from ddpdoctor.base.findings import Owner
+from ddpdoctor.base.text import listed
 from ddpdoctor.gating.dialects import DIALECTS, Dialect, GateAnswer
 from ddpdoctor.gating.outcome import Concern, GateOutcome, concern_of, no_verdict, weigh_concerns
 
@@ -202,9 +203,14 @@ def gate_until(
         drain: see there.
         kill: see there.
         killswitch: see there.
+
+    Raises:
+        UsageError: see there.
     """
     dialect, counted = _dialect(caller), _owners(owners)
     _refuse_misuse(caller, dialect, counted, drain=drain, kill=kill)
+    if killswitch == "":
+        raise UsageError("--killswitch is empty; is the variable in it set?")
     from ddpdoctor.gating.name_files import NameFileError
     from ddpdoctor.gating.switched_off import read_switched_off
 
@@ -213,13 +219,17 @@ def gate_until(
     except NameFileError as error:
         return GateResult(caller, no_verdict(str(error)))
     left_out, remarks = _left_out(ignore, off)
+    # A wrong name is told before anything is ended.
+    selected_checks(select, ignore)
+    try:
+        selected_checks(select, left_out)
+    except UsageError:
+        return GateResult(caller, no_verdict("the kill switch leaves no check of those that were asked for"))
     leftovers: JobLeftovers | None = None
     job_concerns: tuple[Concern, ...] = ()
     if dialect.follows_job:
         from ddpdoctor.gating.job_leftovers import ended_job
 
-        # A wrong name is told before anything is ended.
-        selected_checks(select, left_out)
         if job := ended_job(os.environ):
             # Before the checks, which are to see the node as the next job finds it.
             leftovers, job_concerns, said = _look_after(job, kill=kill, until=until)
@@ -274,13 +284,13 @@ def _dialect(caller: str) -> Dialect:
 
 
 def _owners(names: Iterable[str | Owner]) -> tuple[Owner, ...]:
-    try:
-        owners = tuple(Owner(name) for name in names)
-    except ValueError as error:
-        raise UsageError(f"--owner: there are {', '.join(owner.value for owner in Owner)}") from error
-    if not owners:
+    given = [name for name in names if name]
+    known = [owner.value for owner in Owner]
+    if unknown := [name for name in given if name not in known]:
+        raise UsageError(f"--owner: there is no {listed(unknown)}; there are {', '.join(known)}")
+    if not given:
         raise UsageError("--owner is empty; is the variable in it set?")
-    return owners
+    return tuple(map(Owner, given))
 
 
 def _refuse_misuse(caller: str, dialect: Dialect, owners: Sequence[Owner], *, drain: bool, kill: bool) -> None:
@@ -299,8 +309,10 @@ def _left_out(ignore: Sequence[str], off: NameFile) -> tuple[tuple[str, ...], tu
 
     known = {name for check in all_checks() for name in (check.slug, check.family)}
     unknown = [name for name in off.names if as_written(name) not in known]
-    remarks = tuple(f"the kill switch names {name}, which is no check of this release" for name in unknown)
-    return (*ignore, *(name for name in off.names if name not in unknown)), (*off.remarks, *remarks)
+    remarks = off.remarks
+    if unknown:
+        remarks = (*remarks, f"the kill switch names what is no check of this release: {listed(unknown)}")
+    return (*ignore, *(name for name in off.names if name not in unknown)), remarks
 
 
 def _check(select: Sequence[str], ignore: Sequence[str], quick: bool, until: float) -> CheckResult:

@@ -15,6 +15,17 @@ _UNBROKEN: Final = compile_lazily(
 """A command that ends the line, or stands between backticks; a quoted path; a word."""
 
 
+NO_MORE_THREADS: Final = (
+    "it may start no more threads. The limit of processes (ulimit -u, pids.max of the container or job) or of "
+    "memory (ulimit -v) is reached, and training would not start here either."
+)
+
+
+def lacks_threads(error: Exception) -> bool:
+    """Whether that is how Python says that it may start no more threads."""
+    return isinstance(error, RuntimeError) and str(error) == "can't start new thread"
+
+
 def complain(text: str, file: TextIO | None = None) -> None:
     """Print the text on standard error, or into that file."""
     stream = file or sys.stderr

@@ -179,13 +179,15 @@ def _judge(dialect: Dialect, until: float, caller: str, **choices: Any) -> bytes
     """In the child. Whatever goes wrong is no verdict on the node."""
     from ddpdoctor.api import node_gate
     from ddpdoctor.api.errors import UsageError
+    from ddpdoctor.base.error_lines import NO_MORE_THREADS, lacks_threads
 
     try:
         answer = node_gate.gate_until(until, caller, **choices).answer()
     except UsageError as error:
         answer = _wrong_usage(dialect, str(error))
     except Exception as error:
-        answer = dialect.answer(no_verdict(f"ddpdoctor itself failed ({type(error).__name__}: {error})"), {})
+        failed = f"ddpdoctor itself failed ({type(error).__name__}: {error})"
+        answer = dialect.answer(no_verdict(NO_MORE_THREADS if lacks_threads(error) else failed), {})
     return msgspec.json.encode(answer)
 
 

@@ -8,7 +8,7 @@ import sys
 from contextlib import suppress
 from typing import TextIO
 
-from ddpdoctor.base.error_lines import complain
+from ddpdoctor.base.error_lines import NO_MORE_THREADS, complain, lacks_threads
 from ddpdoctor.base.signals import StoppedBySignal, ignore_signals, stop_on_signals
 from ddpdoctor.base.terminal import forget_sizes_that_are_none, take_terminal
 from ddpdoctor.base.text import guard
@@ -78,12 +78,8 @@ def _run() -> int:
             _say(said.getvalue().removesuffix("\n"), 2)
             _hint_at_dashes()
             return int(error.exit_code)
-        if str(error) == "can't start new thread":
-            return _say(
-                "ddpdoctor could not go on: it may start no more threads. The limit of processes (ulimit -u, pids.max of the "
-                "container or job) or of memory (ulimit -v) is reached, and training would not start here either.",
-                2,
-            )
+        if lacks_threads(error):
+            return _say(f"ddpdoctor could not go on: {NO_MORE_THREADS}", 2)
         # Here and not above: it takes milliseconds to load.
         import traceback
 

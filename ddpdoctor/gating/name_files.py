@@ -34,7 +34,7 @@ def read_names(file: str, subject: str, *, may_be_missing: bool) -> NameFile:
         subject: what it is, in words: "the kill switch".
         may_be_missing: a file that isn't there names nothing.
     Raises:
-        NameFileError: it can't be read.
+        NameFileError: it can't be read, or is no such file.
     """
     try:
         if foothold := foothold_on(file):
@@ -43,12 +43,18 @@ def read_names(file: str, subject: str, *, may_be_missing: bool) -> NameFile:
         with os.fdopen(descriptor, "rb") as opened:
             if foothold := foothold_of_file(descriptor, file):
                 return NameFile(remarks=(f"{subject} {file} is not believed: {foothold.words}",))
-            content = opened.read(MAX_BYTES)
+            content = opened.read(MAX_BYTES + 1)
     except FileNotFoundError as error:
         if may_be_missing:
             return NameFile()
         raise NameFileError(f"{subject} {file} isn't there") from error
     except OSError as error:
         raise NameFileError(f"{subject} {file} can't be read: {error.strerror or error}") from error
-    lines = content.decode("utf-8", "replace").splitlines()
+    if len(content) > MAX_BYTES:
+        raise NameFileError(f"{subject} {file} is larger than {MAX_BYTES // 1024} KiB")
+    try:
+        # Some editors write a mark before the first line.
+        lines = content.decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise NameFileError(f"{subject} {file} isn't text in UTF-8") from error
     return NameFile(tuple(name for line in lines for name in line.partition("#")[0].replace(",", " ").split()))

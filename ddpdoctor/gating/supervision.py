@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NoReturn
 
+from ddpdoctor.base.text import signal_name
+
 END_SECONDS: Final = 2.0
 """Time for the child to end what it has started, before it is killed."""
 ALARM_SECONDS: Final = END_SECONDS + 2.0
@@ -140,4 +142,4 @@ def _wait(child: int, seconds: float) -> int | None:
 def _describe_end(code: int | None) -> str:
     if not code:
         return "gave no answer"
-    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    return f"was ended by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"

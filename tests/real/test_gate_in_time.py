@@ -8,6 +8,7 @@ import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
+from resource import RLIMIT_NPROC, setrlimit
 from typing import NamedTuple
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from tests.support.command import ROOT, command, ddpdoctor
 from tests.support.deployed import this_doctor
 from tests.support.namespaces import network
+from tests.support.other_users import python_for_all
 from tests.support.running_jobs import wait_until
 
 needs_compiler = pytest.mark.tool("gcc")
@@ -27,6 +29,8 @@ LOOPBACK = "hostname-resolves-loopback"
 OUT_OF_TIME = re.compile(
     r"no verdict: (it could not be reached within|ddpdoctor did not end within|8 others were looking at this host for) \d+ s\n"
 )
+NOBODYS_UID = 4_210_042
+"""Of no account, and of no other test: a limit of processes counts all of a user's."""
 SECONDS = 6
 MORE_SECONDS = 6
 """For the end of what hangs, and of the process."""
@@ -160,9 +164,33 @@ def test_a_wrong_option_takes_no_node_out() -> None:
     nagios = ddpdoctor("gate", "--for", "nagios", "--selct", "gpu")
     assert nagios.returncode == 3
     assert nagios.stdout.startswith("UNKNOWN - ddpdoctor. no verdict: wrong usage: No such option: --selct")
+    # Of two the last counts, as for all options.
+    last = ddpdoctor("gate", "--for", "nagios", "--for=npd", "--selct", "gpu")
+    assert (last.returncode, last.stdout[:25]) == (2, "no verdict: wrong usage: "), last
     for options, words in (((), "Missing option '--for'"), (("--for", "nobody"), "there is no such caller; there are")):
         ended = ddpdoctor("gate", *options)
         assert (ended.returncode, words in " ".join(ended.stderr.split())) == (2, True), ended.stderr
+
+
+@pytest.mark.root
+def test_a_limit_of_threads_is_named() -> None:
+    """Not as a fault of ddpdoctor's: training would not start here, either."""
+    python, settings = python_for_all()
+    ended = subprocess.run(
+        [python, "-m", "ddpdoctor", "gate", "--for", "nagios", "--quick"],
+        user=NOBODYS_UID,
+        # For the gate and its child, and for no thread of theirs.
+        preexec_fn=lambda: setrlimit(RLIMIT_NPROC, (2, 2)),
+        env=settings,
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 3
+    assert ended.stdout.startswith("UNKNOWN - ddpdoctor. no verdict: it may start no more threads. The limit of "), (
+        ended
+    )
 
 
 def test_nvrx_and_gpud_get_the_contract_within_their_own_keys() -> None:

@@ -83,6 +83,29 @@ def test_a_wrong_name_ends_nothing(order: list[str]) -> None:
     assert order == []
 
 
+def test_a_kill_switch_that_leaves_nothing_is_no_wrong_usage(order: list[str], tmp_path: Path) -> None:
+    killswitch = tmp_path / "killswitch"
+    killswitch.write_text(f"{IDLE} no-such-check\n")
+    result = node_gate.gate("slurm-epilog", kill=True, select=[IDLE], killswitch=str(killswitch))
+    assert result.outcome.line == "no verdict: the kill switch leaves no check of those that were asked for"
+    assert order == []
+    result = node_gate.gate("nagios", killswitch=str(killswitch))
+    assert result.remarks == ("the kill switch names what is no check of this release: no-such-check",)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"killswitch": ""}, "--killswitch is empty"),
+        ({"owners": [""]}, "--owner is empty"),
+        ({"owners": ["node", "Fabric"]}, "--owner: there is no Fabric; there are user, node, fabric, unknown"),
+    ],
+)
+def test_what_can_not_be_meant_is_named(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        node_gate.gate("nagios", **options)
+
+
 def test_what_there_is_no_time_to_end_is_named(order: list[str]) -> None:
     result = node_gate.gate("slurm-epilog", kill=True, timeout=20)
     assert order == ["leftovers", "checks"]

@@ -17,6 +17,23 @@ def test_names_and_comments(tmp_path: Path) -> None:
     assert read_switched_off(str(file)) == NameFile(("xid-error", "local-firewall", "clock-skew"))
 
 
+def test_a_file_of_another_editor(tmp_path: Path) -> None:
+    file = tmp_path / "killswitch"
+    file.write_bytes(b"\xef\xbb\xbfxid-error\r\nclock-skew # x\r\n")
+    assert read_switched_off(str(file)) == NameFile(("xid-error", "clock-skew"))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"), [(b"xid-error\n\xff\n", "isn't text"), (b"xid-error\n" * 10_000, "is larger than 64 KiB")]
+)
+def test_a_file_that_is_no_list_of_names_is_none(content: bytes, words: str, tmp_path: Path) -> None:
+    """Cut, or read as far as it makes sense, it would switch off what nobody meant, or not what somebody did."""
+    file = tmp_path / "killswitch"
+    file.write_bytes(content)
+    with pytest.raises(NameFileError, match=words):
+        read_switched_off(str(file))
+
+
 def test_the_usual_file_need_not_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddpdoctor.gating.switched_off.DEFAULT_FILE", str(tmp_path / "none"))
     assert read_switched_off(None) == NameFile()
