@@ -11,6 +11,7 @@ from typing import IO, TYPE_CHECKING, Final
 
 from ddpdoctor.api.errors import UsageError, WriteError, refuse_empty, write_problem
 from ddpdoctor.api.results import CommandResult
+from ddpdoctor.base.shell import quoted
 
 if TYPE_CHECKING:
     from ddpdoctor.engine.examination import Verdict
@@ -256,7 +257,8 @@ def _expected_hosts(expect: str) -> tuple[str, ...]:
 
     text = expect
     if os.path.exists(expect):  # noqa: PTH110 (a list is no path)
-        text = ",".join(_read_file(expect, "--expect").decode(errors="replace").split())
+        lines = _read_file(expect, "--expect").decode(errors="replace").splitlines()
+        text = ",".join(word for line in lines for word in line.partition("#")[0].split())
     elif "/" in expect or expect.endswith(FILE_ENDINGS):
         raise UsageError(f"--expect: there is no file {expect}")
     try:
@@ -269,6 +271,11 @@ def _expected_hosts(expect: str) -> tuple[str, ...]:
 
 
 def _read_baseline(path: str) -> bytes:
+    if os.path.isdir(path):  # noqa: PTH112
+        command = f"ddpdoctor fleet {quoted(path)} --save-profile good.json"
+        raise UsageError(
+            f"--baseline takes one file, and {path} is a folder. To save what most of its hosts have: {command}"
+        )
     return _read_file(path, "--baseline")
 
 

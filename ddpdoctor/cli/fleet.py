@@ -72,8 +72,9 @@ def fleet(
 ) -> None:
     """Judge the snapshots of many hosts, compare hosts that should be alike, and name the odd ones out.
 
-    Exit code: 0 nothing failed, 1 something did or a host did not answer (or warned, with --strict), 2 wrong usage, no verdict, or a
-    file that could not be written.
+    Exit code: 0 nothing failed, 1 something did or a host did not answer (or
+    warned, with --strict), 2 wrong usage, no verdict, or a file that could not
+    be written.
     """
     from ddpdoctor.api import fleet_comparison
     from ddpdoctor.api.errors import refuse_empty

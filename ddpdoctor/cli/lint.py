@@ -47,12 +47,14 @@ def lint(
 ) -> None:
     """Find the mistakes of distributed training in scripts: what hangs, what tears a checkpoint, what trains on the same data twice.
 
-    A script is read with the files of its own project that it imports; nothing of it is run or imported, and nothing is sent. A line that
-    ends in `# ddpdoctor: ignore[NAME]` is not told of that check; [tool.ddpdoctor.lint] in the project's pyproject.toml may select, ignore
-    and exclude.
+    A script is read with the files of its own project that it imports; nothing
+    of it is run or imported, and nothing is sent. A line that ends in
+    `# ddpdoctor: ignore[NAME]` is not told of that check; the table
+    tool.ddpdoctor.lint of the project's pyproject.toml may select, ignore and
+    exclude.
 
-    Exit code: 0 nothing that breaks was found, 1 something was (or a warning, with --strict), 2 wrong usage, a file could not be read, or there
-    was none.
+    Exit code: 0 nothing that breaks was found, 1 something was (or a warning,
+    with --strict), 2 wrong usage, a file could not be read, or there was none.
     """
     form = ReportForm(as_json=as_json, as_markdown=as_markdown, verbose=verbose, quiet=quiet)
     if line_format and form.option:

@@ -43,13 +43,12 @@ def lint_document(
         quiet: a line a finding, and the verdict.
     """
     outcome = " and ".join(problems_and_warnings([severity for _, severity, _ in findings]))
-    unread = tuple(
-        Paragraph(one_line(problem.replace(_NOT_READ_WORDS, ": ", 1)), _NOT_READ, _MARGIN) for problem in problems
-    )
+    unread = [one_line(problem.replace(_NOT_READ_WORDS, ": ", 1)) for problem in problems]
+    told = Section(tuple(Paragraph(problem, _NOT_READ, _MARGIN) for problem in unread))
     return Document(
         verdict=verdict,
-        sections=() if quiet else (*finding_sections(findings), Section(unread), *_passed(judged, verbose=verbose)),
-        lines=finding_lines(findings) if quiet else (),
+        sections=() if quiet else (*finding_sections(findings), told, *_passed(judged, verbose=verbose)),
+        lines=(*finding_lines(findings), *((_NOT_READ, f"  {problem}") for problem in unread)) if quiet else (),
         outcome=outcome or _without_problems(judged, findings),
         counts=_counts(judged, problems),
         hints=more_on(findings),

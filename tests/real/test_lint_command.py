@@ -125,3 +125,7 @@ def test_nothing_to_read_is_nothing_to_fix(tmp_path: Path) -> None:
     assert ended.returncode == 2
     assert "missing.py: there is no such file or folder" in " ".join(ended.stdout.split())
     assert "In what was read there is nothing to fix." in ended.stdout
+
+
+def test_help_names_the_settings(tmp_path: Path) -> None:
+    assert "tool.ddpdoctor.lint" in lint(tmp_path, "--help").stdout

@@ -88,7 +88,7 @@ def test_a_users_own_fault_takes_no_host_out(tmp_path: Path) -> None:
 
 
 def test_expected_hosts_in_a_file(fleet: str, tmp_path: Path) -> None:
-    (tmp_path / "nodes.txt").write_text("node[00001-00007]\n\nlogin1\n")
+    (tmp_path / "nodes.txt").write_text("# all but one\nnode[00001-00007]  # of partition a\n\nlogin1\n")
     result = ddpdoctor.fleet([fleet], expect=str(tmp_path / "nodes.txt"))
     assert result.outcome.absent == ("login1",)
     assert result.outcome.unexpected == (host_name(8),)
@@ -224,6 +224,8 @@ def test_no_baseline_at_all(fleet: str, tmp_path: Path) -> None:
     for baseline in (tmp_path / "x.json", tmp_path / "missing.json", tmp_path):
         with pytest.raises(ddpdoctor.UsageError, match="--baseline"):
             ddpdoctor.fleet([fleet], baseline=str(baseline))
+    with pytest.raises(ddpdoctor.UsageError, match=f"ddpdoctor fleet {tmp_path} --save-profile"):
+        ddpdoctor.fleet([fleet], baseline=str(tmp_path))
 
 
 def test_what_changed_since_the_last_sweep(fleet: str, tmp_path: Path) -> None:

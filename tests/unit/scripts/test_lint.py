@@ -108,7 +108,14 @@ def test_a_path_that_cannot_be_read_costs_no_other_its_findings(name: str, tmp_p
     assert (alone.verdict, alone.exit_code()) == (Verdict.UNKNOWN, 2)
     assert "UNKNOWN  Nothing was read. 0 files read; 1 not read." in alone.to_text(width=200)
     # In each form.
-    for text in (alone.to_concise(), alone.to_github(), alone.to_sarif(), alone.to_json(), alone.to_markdown()):
+    for text in (
+        alone.to_text(width=400, quiet=True),
+        alone.to_concise(),
+        alone.to_github(),
+        alone.to_sarif(),
+        alone.to_json(),
+        alone.to_markdown(),
+    ):
         assert said in text
 
 
