@@ -35,6 +35,8 @@ PATH_CHARACTERS: Final = 100
 MAX_ROWS: Final = 25
 """Of one table; -v shows all."""
 MAX_PROBLEMS: Final = 20
+SOURCES_SHOWN: Final = 3
+"""Of those of which the same is said."""
 BASELINE: Final = "in the baseline"
 BASELINE_FACTS: Final = 3
 """That the last line names."""
@@ -192,7 +194,7 @@ class _Writer:
         for group in self._outcome.groups:
             for fact in group.odd:
                 yield StyledText("ODD   ", STYLES[Severity.WARN]), self._odd_words(fact)
-        for problem in self._outcome.problems:
+        for problem in self._folded_problems():
             yield _NOT_JUDGED, f"  {self._text(problem)}"
 
     def sections(self) -> Iterator[Section]:
@@ -345,8 +347,21 @@ class _Writer:
         )
         yield Section(blocks, "What changed since the last sweep")
 
+    def _folded_problems(self) -> Sequence[str]:
+        """The problems; what is said of many sources in the same words once."""
+        problems: list[str] = []
+        for reason, alike in grouped(self._outcome.problems, _reason).items():
+            if not reason or len(alike) <= SOURCES_SHOWN:
+                problems += alike
+            else:
+                sources = [problem.removesuffix(f": {reason}") for problem in alike]
+                problems.append(
+                    f"{', '.join(sources[:SOURCES_SHOWN])} and {len(sources) - SOURCES_SHOWN:,} more: {reason}"
+                )
+        return problems
+
     def _problems(self) -> Section:
-        problems = self._outcome.problems
+        problems = self._outcome.problems if self._verbose else self._folded_problems()
         shown = problems if self._verbose else problems[:MAX_PROBLEMS]
         return Section(
             (
@@ -354,6 +369,11 @@ class _Writer:
                 *_more(len(problems) - len(shown)),
             )
         )
+
+
+def _reason(problem: str) -> str:
+    """What is said of the source that a problem begins with."""
+    return problem.partition(": ")[2]
 
 
 def _more(count: int) -> tuple[Block, ...]:

@@ -62,7 +62,14 @@ def sweep_over(sources: Iterator[SnapshotSource], checks: Sequence[Check], nproc
             judge_all(judge, bundle)
         return judge.sweep
     job = Job(checks=tuple(check.slug for check in checks), nproc=nproc)
-    return _in_processes(itertools.chain(first, [more], bundles), job, workers)
+    bundles = itertools.chain(first, [more], bundles)
+    builder = _in_processes(bundles, job, workers)
+    # There are some left only where the processes have ended too early.
+    judge = FleetJudge(checks, nproc)
+    for bundle in bundles:
+        judge_all(judge, bundle)
+    builder.merge(judge.sweep)
+    return builder.sweep
 
 
 def judge_all(judge: FleetJudge, bundle: Sequence[SnapshotSource]) -> None:
@@ -75,7 +82,7 @@ def judge_all(judge: FleetJudge, bundle: Sequence[SnapshotSource]) -> None:
                 judge.judge(snapshot.content, snapshot.name, snapshot.labels)
 
 
-def _in_processes(bundles: Iterator[Sequence[SnapshotSource]], job: Job, workers: int) -> Sweep:
+def _in_processes(bundles: Iterator[Sequence[SnapshotSource]], job: Job, workers: int) -> SweepBuilder:
     lock = threading.Lock()
 
     def next_bundle() -> Sequence[SnapshotSource] | None:
@@ -99,7 +106,7 @@ def _in_processes(bundles: Iterator[Sequence[SnapshotSource]], job: Job, workers
             builder.merge(feeder.sweep)
         else:
             builder.problem(feeder.loss, filter(is_host, feeder.labels))
-    return builder.sweep
+    return builder
 
 
 class _Feeder(threading.Thread):

@@ -17,6 +17,7 @@ from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.engine.snapshot_lines import to_lines
 from ddpdoctor.engine.snapshots import encode_line, encode_snapshot
 from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.fleet_sweep import sweeping
 from ddpdoctor.knowledge.hostlist import FAILING_NODES, PASSING_NODES, expand
 from tests.support.fixture_hosts import to_snapshot
 from tests.support.fleet_of_fixtures import fleet_snapshots, host_name
@@ -403,6 +404,38 @@ def test_a_host_that_is_cut_in_a_pipe_is_not_passing(
     # A number is no host's name, and neither is a program's.
     assert result.failing == (() if needs_label and launcher == "srun" else (host_name(2),))
     assert result.exit_code() == 2
+
+
+@pytest.mark.parametrize("program", ["raise SystemExit(3)", "import os; os.kill(os.getpid(), 9)"])
+def test_hosts_that_a_process_takes_with_it_are_not_passing(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    lines = "".join(f"{facts['host']}: {json.dumps(facts)}\n" for facts in fleet_snapshots(30))
+    monkeypatch.setattr(sweeping, "_WORKER", program)
+    monkeypatch.setattr(sweeping, "BATCH", 1)
+    monkeypatch.setattr(sweeping, "MIN_FOR_WORKERS", 4)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    result = ddpdoctor.fleet(["-"], stdin=io.BytesIO(lines.encode()))
+    assert result.exit_code() == 2
+    assert len(result.problems) == 2
+    assert all("nothing is known of these" in problem for problem in result.problems)
+    assert len(result.failing) >= 2
+    # What they were not given is judged all the same.
+    assert result.passing
+    assert sorted((*result.passing, *result.failing)) == [host_name(number) for number in range(1, 31)]
+
+
+def test_what_is_said_of_many_hosts_is_said_once() -> None:
+    lines = [
+        f"{facts['host']}: {json.dumps(facts)[: CUT if number > 3 else None]}\n"
+        for number, facts in enumerate(fleet_snapshots(40), 1)
+    ]
+    result = ddpdoctor.fleet(["-"], stdin=io.BytesIO("".join(lines).encode()))
+    assert len(result.failing) == len(result.problems) == 37
+    for quiet in (False, True):
+        text = " ".join(result.to_text(width=80, quiet=quiet).split())
+        assert text.count("ends too early") == 1
+        assert "line 6 (node00006) and 34 more: ends too early; was it copied whole?" in text
+        assert "37 problems with what was read" in text
+    assert result.to_text(width=200, verbose=True).count("ends too early") == 37
 
 
 def test_a_host_that_is_cut_has_neither_come_nor_gone(tmp_path: Path) -> None:
