@@ -221,3 +221,33 @@ def test_who_gets_no_turn_says_so(tmp_path: Path) -> None:
     line = ["unshare", "--mount", sys.executable, "-c", ALL_TURNS_TAKEN, launcher, "--for", "npd", "--timeout", "4"]
     ended = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout) == (2, "no verdict: 8 others were looking at this host for 4 s\n")
+
+
+NEVER_READ = """
+import fcntl, os, subprocess, sys, time
+subprocess.run(["mount", "-t", "tmpfs", "turns", "/run"], check=True)
+gate = subprocess.Popen(sys.argv[1:], env={}, stdout=subprocess.PIPE)
+gate.stdout.peek(1)
+turns = [open(f"/run/ddpdoctor/{name}", "w") for name in os.listdir("/run/ddpdoctor")]
+assert turns
+until = time.monotonic() + 60
+while turns:
+    assert time.monotonic() < until, "the turn is held"
+    try:
+        fcntl.flock(turns[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        turns.pop()
+    except BlockingIOError:
+        time.sleep(0.02)
+assert gate.poll() is None
+gate.kill()
+"""
+
+
+@pytest.mark.root
+@pytest.mark.tool("flock", "unshare")
+def test_who_is_not_read_holds_up_nobody(tmp_path: Path) -> None:
+    """A full pipe stops the shell in the middle of the answer."""
+    launcher = broken_doctor(tmp_path, "head -c 300000 /dev/zero | tr '\\0' x; exit 40")
+    line = ["unshare", "--mount", sys.executable, "-c", NEVER_READ, launcher, "--for", "npd", "--timeout", "20"]
+    ended = subprocess.run(line, capture_output=True, text=True, timeout=90, check=False)
+    assert ended.returncode == 0, ended.stderr
