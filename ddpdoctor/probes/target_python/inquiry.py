@@ -315,6 +315,7 @@ def assigned(text, name):
 
 
 def import_torch():
+    import gc
     import time
     import traceback
 
@@ -334,6 +335,7 @@ def import_torch():
             in_the_way=files["location"],
         )
         return
+    gc.disable()  # Nothing is thrown away here: looking for garbage would only take time.
     began = time.perf_counter()
     try:
         import torch
