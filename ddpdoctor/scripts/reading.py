@@ -104,7 +104,8 @@ def read_text(content: bytes, name: str) -> Script:
 
 
 def _renamed(module: ProjectModule, path: str) -> ProjectModule:
-    source = SourceText(path, module.source.lines, module.source.cells)
+    left_out = [(f"{path}:{cell.rpartition(':')[2]}", problem) for cell, problem in module.source.left_out]
+    source = SourceText(path, module.source.lines, module.source.cells, left_out)
     return ProjectModule(source, module.tree, module.path)
 
 
@@ -145,7 +146,10 @@ class _Frozen:
         read += [SourceFile(module.source.name) for module in project.modules if module is not follower.main]
         return Script(
             path=path,
-            files=(*read, *(SourceFile(name, problem) for name, problem in project.problems)),
+            files=(
+                *read,
+                *(SourceFile(name, problem) for name, problem in (*project.problems, *follower.main.source.left_out)),
+            ),
             calls=tuple(map(self._call, follower.here.records)),
             settings=tuple(
                 Assignment(

@@ -32,8 +32,12 @@ STDIN_NAME: Final = "<stdin>"
 """By which standard input is shown."""
 
 _NUL: Final = "not read: there is a NUL character in it"
-_MAGIC: Final = compile_lazily(r"^([ \t]*)(?:[%!?]|(?:\w{1,80} ?= ?)?[!%]\w).*$", re.MULTILINE)
-"""Lines of IPython's own in a cell."""
+_MAGIC: Final = compile_lazily(
+    r"^([ \t]*)(?:(?:[%!?]|(?:\w{1,80} ?= ?)?[!%]\w)(?:.*\\\n)*.*|[\w.]{1,200}\?\??[ \t]*)$", re.MULTILINE
+)
+"""Lines of IPython's own in a cell: commands, also over several lines, and questions."""
+_CELL_OF_PYTHON: Final = compile_lazily(r"\s*%%(?:time|timeit|capture|prun|memit)\b")
+"""How a cell begins that is Python although IPython does something with it."""
 _PYTHON_2: Final = compile_lazily(
     r"^[ \t]{0,60}(?:print [\"'\w]|exec [\"']|except \w{1,80} ?, ?\w{1,80} ?:|raise \w{1,80} ?,)", re.MULTILINE
 )
@@ -46,6 +50,8 @@ class SourceText(NamedTuple):
     lines: Sequence[str]
     cells: Sequence[tuple[int, int]] = ()
     """Of a notebook: each line's cell and line in it, from 1."""
+    left_out: Sequence[tuple[str, str]] = ()
+    """Of a notebook: the cells that are no Python, and so stop by themselves as they are run, and why."""
 
     def line(self, number: int) -> str:
         """The line of that number, from 1, without secrets and blanks at its ends; of a long one its beginning."""
@@ -98,7 +104,7 @@ def decode_source(content: bytes, name: str) -> SourceText:
     Raises:
         UnreadableSource: it is no text, or no notebook.
     """
-    if Path(name).suffix == NOTEBOOK:
+    if Path(name).suffix == NOTEBOOK or _looks_like_a_notebook(content):
         return _notebook(content, name)
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
@@ -116,20 +122,23 @@ def parse_source(source: SourceText) -> ast.Module:
     Raises:
         UnreadableSource: it can't be, and why.
     """
-    text = "\n".join(source.lines)
+    return _parse("\n".join(source.lines))
+
+
+def _parse(text: str) -> ast.Module:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return ast.parse(text)
     except SyntaxError as error:
-        raise UnreadableSource(_syntax(error, source, text)) from error
+        raise UnreadableSource(_syntax(error, text)) from error
     except (RecursionError, MemoryError) as error:
         raise UnreadableSource("not read: it is nested too deeply") from error
     except ValueError as error:
         raise UnreadableSource(_NUL) from error
 
 
-def _syntax(error: SyntaxError, source: SourceText, text: str) -> str:
+def _syntax(error: SyntaxError, text: str) -> str:
     if _PYTHON_2.search(text):
         return "not read: it is written in Python 2"
     if "null bytes" in str(error.msg):
@@ -153,6 +162,11 @@ class _Notebook(msgspec.Struct):
     cells: list[_Cell]
 
 
+def _looks_like_a_notebook(content: bytes) -> bool:
+    """Whether it is one by its text, as on standard input."""
+    return content.lstrip().startswith(b"{") and b'"nbformat"' in content
+
+
 def _notebook(content: bytes, name: str) -> SourceText:
     try:
         notebook = msgspec.json.decode(content, type=_Notebook)
@@ -160,11 +174,18 @@ def _notebook(content: bytes, name: str) -> SourceText:
         raise UnreadableSource("not read: it is no notebook of Jupyter's format 4") from error
     lines: list[str] = []
     cells: list[tuple[int, int]] = []
+    left_out: list[tuple[str, str]] = []
     for number, cell in enumerate(notebook.cells, 1):
         text = cell.source if isinstance(cell.source, str) else "".join(cell.source)
-        if cell.cell_type != "code" or text.lstrip().startswith("%%"):
+        if cell.cell_type != "code" or (text.lstrip().startswith("%%") and not _CELL_OF_PYTHON.match(text)):
             continue
-        own = _MAGIC.sub(r"\1pass", text).split("\n")
+        python = _MAGIC.sub(lambda magic: f"{magic[1]}pass" + "\n" * magic[0].count("\n"), text)
+        try:
+            _parse(python)
+        except UnreadableSource as problem:
+            left_out.append((f"{name}:cell {number}", str(problem)))
+            continue
+        own = python.split("\n")
         lines += own
         cells += [(number, line) for line in range(1, len(own) + 1)]
-    return SourceText(name, lines, cells)
+    return SourceText(name, lines, cells, left_out)

@@ -248,6 +248,59 @@ def test_a_notebook_is_told_by_cell_and_line(tmp_path: Path) -> None:
     assert finding.line == 6
 
 
+def notebook(*cells: str) -> bytes:
+    listed = [{"cell_type": "code", "source": cell} for cell in cells]
+    return json.dumps({"cells": listed, "nbformat": 4}).encode()
+
+
+BARRIER = (
+    "import torch.distributed as dist\ndist.init_process_group('nccl')\nif dist.get_rank() == 0:\n    dist.barrier()\n"
+)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "x?",
+        "foo.bar??",
+        "?x",
+        "!pip install \\\n  torch",
+        "files = !ls",
+        "%matplotlib inline",
+        "%%bash\nls -l",
+        "%%time\nx = 1",
+    ],
+)
+def test_what_is_ipythons_own_in_a_notebook_hides_nothing(tmp_path: Path, before: str) -> None:
+    (tmp_path / "train.ipynb").write_bytes(notebook(before, BARRIER))
+    result = lint([tmp_path / "train.ipynb"])
+    assert not result.problems
+    (finding,) = result.findings
+    assert (finding.file, finding.line) == (f"{tmp_path / 'train.ipynb'}:cell 2", 4)
+
+
+def test_a_cell_of_a_magic_that_runs_python_is_read(tmp_path: Path) -> None:
+    (tmp_path / "train.ipynb").write_bytes(notebook(f"%%time\n{BARRIER}"))
+    (finding,) = lint([tmp_path / "train.ipynb"]).findings
+    assert (finding.file, finding.line) == (f"{tmp_path / 'train.ipynb'}:cell 1", 5)
+
+
+def test_a_cell_that_is_no_python_costs_no_other_its_findings(tmp_path: Path) -> None:
+    (tmp_path / "train.ipynb").write_bytes(notebook("x = 1\ndef f(:\n", BARRIER))
+    result = lint([tmp_path / "train.ipynb"])
+    (problem,) = result.problems
+    assert problem.startswith(f"{tmp_path / 'train.ipynb'}:cell 1: not read: no syntax of Python ")
+    assert ", line 2: " in problem
+    assert [finding.line for finding in result.findings] == [4]
+    (tmp_path / "train.ipynb").write_bytes(notebook("x = 1\ndef f(:\n"))
+    assert lint([tmp_path / "train.ipynb"]).verdict is Verdict.UNKNOWN
+
+
+def test_a_notebook_on_standard_input_is_one() -> None:
+    (finding,) = lint(["-"], stdin=notebook("x?", BARRIER)).findings
+    assert (finding.file, finding.line) == ("<stdin>:cell 2", 4)
+
+
 def test_standard_input_has_a_name_of_its_own() -> None:
     (finding,) = lint(["-"], stdin=SICK.encode()).findings
     assert finding.file == "<stdin>"
