@@ -182,6 +182,8 @@ class _Linter:
         from ddpdoctor.scripts.judging import judge_script
 
         judged = judge_script(script, self._checks_for(settings))
+        for comment in script.ignored:
+            self._refuse_unknown(comment.slugs, f"{comment.file}:{comment.line}")
         self._problems.update(dict.fromkeys(judged.problems))
         if not script.problem:
             self._judged.append(judged)
@@ -225,14 +227,21 @@ class _Linter:
         settings = found.settings
         if found.problem:
             self._problems[found.problem] = None
-        known = {check.slug for check in self._checks} | {check.family for check in self._checks}
-        for name in (*settings.select, *settings.ignore):
-            if name not in known and name not in self._all_names():
-                self._problems[f"{found.file}: there is no check of scripts called {name!r}"] = None
+        self._refuse_unknown((*settings.select, *settings.ignore), found.file)
         return settings.choose(self._checks)
 
-    def _all_names(self) -> set[str]:
-        return {name for check in selected_checks((), ()) for name in (check.slug, check.family)}
+    def _refuse_unknown(self, names: Iterable[str], place: str) -> None:
+        from ddpdoctor.engine.registry import nearest_names
+
+        for name in names:
+            if name not in self._names:
+                nearest = nearest_names(name, self._names)
+                hint = f"; did you mean {' or '.join(nearest)}?" if nearest else ""
+                self._problems[f"{place}: there is no check of scripts called {name!r}{hint}"] = None
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(name for check in selected_checks((), ()) for name in (check.slug, check.family))
 
 
 def _text(lines: Iterable[str]) -> str:

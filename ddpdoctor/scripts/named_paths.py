@@ -36,7 +36,7 @@ def files_in(path: str) -> Iterator[NamedFile]:
         for name in sorted(names):
             if name.endswith(ENDINGS):
                 is_empty = False
-                file = os.path.join(folder, name)  # noqa: PTH118
+                file = os.path.normpath(os.path.join(folder, name))  # noqa: PTH118
                 yield NamedFile(file, _problem_of_link(file, top))
     for error in closed:
         yield NamedFile(os.fspath(error.filename), f"not looked into: {error.strerror}")

@@ -143,7 +143,8 @@ class Project:
         """
         parts = name.split(".") if name else []
         if level:
-            folder = os.path.dirname(importer.path) or "."  # noqa: PTH120
+            # As Python does: a link's folder is where it stands.
+            folder = os.path.dirname(importer.source.name) or "."  # noqa: PTH120
             return self._in(os.path.normpath(os.path.join(folder, *[".."] * (level - 1))), parts)  # noqa: PTH118
         for root in self._roots:
             names = self._cache.names_in(root)

@@ -115,8 +115,8 @@ def test_what_the_user_may_not_read_is_named_and_the_rest_is_told(shared: Path, 
         path.chmod(0)
     ended = eve.ddpdoctor("lint", ".", "--format", "concise", cwd=project)
     finding, *problems = ended.stdout.splitlines()
-    assert finding.startswith("./train.py:")
-    assert problems == ["./secret.py: Permission denied", "./closed: not looked into: Permission denied"]
+    assert finding.startswith("train.py:")
+    assert problems == ["secret.py: Permission denied", "./closed: not looked into: Permission denied"]
     assert ended.returncode == 2
 
 

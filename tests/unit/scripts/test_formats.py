@@ -80,7 +80,7 @@ def test_concise_is_a_line_a_finding(tmp_path: Path) -> None:
 def test_concise_says_what_could_not_be_read(tmp_path: Path) -> None:
     (tmp_path / "old.py").write_text('print "two"\n')
     result = linted(tmp_path, "train.py")
-    assert result.to_concise().splitlines()[1:] == ["./old.py: not read: it is written in Python 2"]
+    assert result.to_concise().splitlines()[1:] == ["old.py: not read: it is written in Python 2"]
 
 
 @pytest.mark.parametrize("name", HOSTILE, ids=ascii)
@@ -104,7 +104,7 @@ def test_what_could_not_be_read_is_an_error_on_github(tmp_path: Path) -> None:
     (tmp_path / "old%0A::x.py").write_text('print "two"\n')
     ((command, properties, text),) = github_commands(tmp_path, linted(tmp_path))
     assert (command, properties) == ("error", {"title": "could not be judged"})
-    assert text == "./old%0A::x.py: not read: it is written in Python 2"
+    assert text == "old%0A::x.py: not read: it is written in Python 2"
 
 
 def test_github_is_given_paths_of_the_repository(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_sarif_says_what_could_not_be_read(tmp_path: Path) -> None:
     (invocation,) = sarif_of(tmp_path, linted(tmp_path))["runs"][0]["invocations"]
     assert not invocation["executionSuccessful"]
     (notification,) = invocation["toolExecutionNotifications"]
-    assert notification["message"]["text"] == "./old.py: not read: it is written in Python 2"
+    assert notification["message"]["text"] == "old.py: not read: it is written in Python 2"
 
 
 def test_sarif_leads_to_the_lines(tmp_path: Path) -> None:

@@ -248,6 +248,19 @@ def test_a_notebook_is_told_by_cell_and_line(tmp_path: Path) -> None:
     assert finding.line == 6
 
 
+def test_a_comment_that_names_no_check_is_told(tmp_path: Path) -> None:
+    misspelt = SAMPLER.rstrip() + "  # ddpdoctor: ignore[sampler-without-setepoch]\n"
+    (tmp_path / "train.py").write_text(SICK.replace(SAMPLER, misspelt))
+    result = lint([tmp_path / "train.py"])
+    line = SICK.splitlines().index(SAMPLER.rstrip("\n")) + 1
+    (problem,) = result.problems
+    assert problem.startswith(
+        f"{tmp_path / 'train.py'}:{line}: there is no check of scripts called 'sampler-without-setepoch'; "
+        "did you mean sampler-without-set-epoch"
+    )
+    assert [finding.slug for finding in result.findings] == [SLUG]
+
+
 def notebook(*cells: str) -> bytes:
     listed = [{"cell_type": "code", "source": cell} for cell in cells]
     return json.dumps({"cells": listed, "nbformat": 4}).encode()
