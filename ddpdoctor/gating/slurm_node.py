@@ -13,7 +13,7 @@ from ddpdoctor.base.text import one_line
 from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.gating.outcome import GateOutcome
 from ddpdoctor.probes.programs import DEFAULT_PATH, find_program
-from ddpdoctor.probes.subprocesses import EndedProgram, run
+from ddpdoctor.probes.subprocesses import run
 
 PREFIX: Final = "ddpdoctor: "
 FOLDERS: Final = f"{DEFAULT_PATH}:/usr/sbin:/opt/slurm/bin"
@@ -63,6 +63,13 @@ class NodeState(msgspec.Struct, frozen=True):
         """Whether our reason had no room for the names of all checks."""
         found = _OUR_REASON.match(self.reason)
         return bool(found and found["more"])
+
+
+class ScontrolAnswer(msgspec.Struct, frozen=True):
+    """What scontrol printed; why_failed: "" where it did as it was told."""
+
+    text: str = ""
+    why_failed: str = ""
 
 
 def read_node_state(text: str) -> NodeState | None:
@@ -132,8 +139,8 @@ def _drain(
     if node.is_drained and (node.hides_checks or set(node.drained_for) == {*outcome.slugs, *kept}):
         return (f"{name} is drained already",)
     reason = reason_for(outcome, kept)
-    ended = _scontrol(("update", f"NodeName={name}", "State=DRAIN", f"Reason={reason}"), environ, until)
-    return (f"{name} was drained" if ended.ok else f"{name} could not be drained: {_why(ended)}",)
+    told = _scontrol(("update", f"NodeName={name}", "State=DRAIN", f"Reason={reason}"), environ, until)
+    return (f"{name} could not be drained: {told.why_failed}" if told.why_failed else f"{name} was drained",)
 
 
 def _undrain(
@@ -147,8 +154,8 @@ def _undrain(
     if reason := _why_not_undrained(name, node, outcome, not_judged):
         return (f"{name} stays drained: {reason}",) if node.is_drained else ()
     # Not RESUME, which would also bring back a node that is down.
-    ended = _scontrol(("update", f"NodeName={name}", "State=UNDRAIN"), environ, until)
-    return (f"{name} was undrained" if ended.ok else f"{name} could not be undrained: {_why(ended)}",)
+    told = _scontrol(("update", f"NodeName={name}", "State=UNDRAIN"), environ, until)
+    return (f"{name} could not be undrained: {told.why_failed}" if told.why_failed else f"{name} was undrained",)
 
 
 def _why_not_undrained(name: str, node: NodeState, outcome: GateOutcome, not_judged: Collection[str]) -> str:
@@ -180,25 +187,25 @@ def job_skips_checks(environ: Mapping[str, str], until: float) -> bool:
     job = environ.get("SLURM_JOB_ID", "")
     comment = environ.get("SLURM_JOB_COMMENT")
     if comment is None and job.isdecimal():
-        ended = _scontrol(("show", "job", job), environ, until)
-        found = _COMMENT.search(ended.text) if ended.ok else None
+        told = _scontrol(("show", "job", job), environ, until)
+        found = None if told.why_failed else _COMMENT.search(told.text)
         comment = found[1] if found else ""
     return SKIPPING_WORD in re.split(r"[\s,;]+", comment or "")
 
 
 def _ask(name: str, environ: Mapping[str, str], until: float) -> Maybe[NodeState]:
-    ended = _scontrol(("show", "node", name), environ, until)
-    node = read_node_state(ended.text) if ended.ok else None
-    return node or Unknown(f"scontrol doesn't tell the state of {name}: {_why(ended)}")
+    told = _scontrol(("show", "node", name), environ, until)
+    node = None if told.why_failed else read_node_state(told.text)
+    return node or Unknown(f"scontrol doesn't tell the state of {name}: {told.why_failed or one_line(told.text)}")
 
 
-def _scontrol(arguments: tuple[str, ...], environ: Mapping[str, str], until: float) -> EndedProgram:
+def _scontrol(arguments: tuple[str, ...], environ: Mapping[str, str], until: float) -> ScontrolAnswer:
     program = find_program("scontrol", f"{environ.get('PATH', '')}:{FOLDERS}")
     if program is None:
-        return EndedProgram(failed_to_start="there is no scontrol")
-    return run((program, *arguments), min(SCONTROL_SECONDS, max(0.1, until - time.monotonic())), environ=environ)
-
-
-def _why(ended: EndedProgram) -> str:
-    said = ended.stderr.decode("utf-8", "replace") or ended.text
-    return ended.why_no_answer(SCONTROL_SECONDS) or one_line(said) or f"exit code {ended.returncode}"
+        return ScontrolAnswer(why_failed="there is no scontrol")
+    seconds = min(SCONTROL_SECONDS, max(0.1, until - time.monotonic()))
+    ended = run((program, *arguments), seconds, environ=environ)
+    if ended.ok:
+        return ScontrolAnswer(ended.text)
+    said = one_line(ended.stderr.decode("utf-8", "replace") or ended.text)
+    return ScontrolAnswer(why_failed=ended.why_no_answer(seconds) or said or f"exit code {ended.returncode}")
