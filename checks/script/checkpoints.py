@@ -15,11 +15,9 @@ from ddpdoctor.checks.script.script_facts import (
     lets_through,
     may_be_on_some_ranks,
     reached,
-    require_distributed,
-    require_several_processes,
+    require_ranks,
     set_argument,
     takes_turns,
-    tells_ranks_apart,
     ways_to,
 )
 from ddpdoctor.engine.registry import check, requires
@@ -48,7 +46,7 @@ def load_without_map_location(script: Script) -> Iterator[Finding]:
     ## Fix
     `torch.load(path, map_location="cpu")`: `load_state_dict` copies the values to where the model is.
     """
-    require_distributed(script)
+    require_ranks(script)
     requires(not script.does("load"), "a framework that the script uses loads its checkpoints")
     for load in reached(script, Role.LOAD):
         if load.name != _LOAD or load.argument("map_location", 1) or load.unpacks or may_be_on_some_ranks(load):
@@ -126,10 +124,7 @@ def save_by_every_rank(script: Script) -> Iterator[Finding]:
     so for a checkpoint of which every rank has a part: all ranks must call `accelerator.save_state`, DeepSpeed's `save_checkpoint` and
     torch.distributed.checkpoint.
     """
-    if tells_ranks_apart(script):
-        require_distributed(script, Role.ENGINE)
-    else:
-        require_several_processes(script)
+    require_ranks(script)
     requires(not script.does("save"), "a framework that the script uses writes its checkpoints")
     unguarded = (
         save

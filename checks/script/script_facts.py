@@ -50,7 +50,22 @@ def deepspeed_engines(script: Script) -> Iterator[LibraryCall]:
     return (call for call in script.with_role(Role.ENGINE) if call.name == _DEEPSPEED)
 
 
-def tells_ranks_apart(script: Script) -> bool:
+def require_ranks(script: Script) -> None:
+    """End the check as not applicable where nothing says that several ranks run the script, be they a framework's that leaves files to it.
+
+    Args:
+        script: that is judged.
+
+    Raises:
+        NotApplicable: there is no script, or a single process runs it.
+    """
+    if _tells_ranks_apart(script):
+        require_distributed(script, Role.ENGINE)
+    else:
+        require_several_processes(script)
+
+
+def _tells_ranks_apart(script: Script) -> bool:
     """Whether the script lets one rank do something, or all wait for each other: it is written for several, whoever starts them."""
     return any(script.with_role(Role.COLLECTIVE)) or any(
         lets_through(call.conditions, Ranks.ZERO, Ranks.LOCAL_ZERO) for call in script.calls

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import Final
 
@@ -38,9 +38,10 @@ def wrapper_in_checkpoint(script: Script) -> Iterator[Finding]:
     for save in reached(script, Role.SAVE):
         for state, kind in _saved_states(script, save):
             loads = [load for load in script.with_role(Role.LOAD_STATE) if _may_load(script, save, load)]
-            kinds = {_kind_of(script, load.receiver) for load in loads}
-            if kind not in kinds and kinds - {None}:
-                yield _other_keys(save, state, next(load for load in loads if _kind_of(script, load.receiver)), kind)
+            kinds = {load.number: _kind_of(script, _loaded_into(script, load)) for load in loads}
+            others = [load for load in loads if kinds[load.number]]
+            if others and kind not in kinds.values():
+                yield _other_keys(save, state, others[0], kind)
                 return
             if kind is _Kind.WRAPPED and not _is_loaded_wrapped(script):
                 yield _hint(save, state)
@@ -56,10 +57,29 @@ def _saved_states(script: Script, save: LibraryCall) -> Iterator[tuple[LibraryCa
     """Yield the states of models that are saved, be it in a dict, and of which kind they are in any case."""
     saved = save.argument("obj", 0)
     for value in (saved, *(part for origin in saved.origins for part in origin.parts)) if saved else ():
-        states = list(script.made_by(value, Role.STATE))
-        kinds = {_kind_of(script, state.receiver) for state in states}
-        if len(kinds) == 1 and (kind := kinds.pop()):
+        states = [
+            state
+            for state in script.made_by(value, Role.STATE)
+            if not lets_through(state.conditions, Ranks.NOT_DISTRIBUTED)
+        ]
+        if kind := _kind_of(script, _together(states)):
             yield states[0], kind
+
+
+def _loaded_into(script: Script, restoring: LibraryCall) -> Value | None:
+    """What takes a state there: a call of a method is told of once for each thing that it may be of."""
+    return _together(
+        other
+        for other in script.with_role(Role.LOAD_STATE)
+        if (other.place, other.callers) == (restoring.place, restoring.callers)
+    )
+
+
+def _together(calls: Iterable[LibraryCall]) -> Value | None:
+    """The receiver of calls that are one in the source."""
+    receivers = [call.receiver for call in calls if call.receiver]
+    origins = tuple(origin for receiver in receivers for origin in receiver.origins)
+    return Value(origins, receivers[0].text) if receivers else None
 
 
 def _kind_of(script: Script, value: Value | None) -> _Kind | None:
@@ -80,8 +100,10 @@ def _kind_of_origin(script: Script, origin: Origin) -> _Kind | None:
     made = script.call(origin.call)
     if made is not None and Role.WRAP in made.roles:
         return {"": _Kind.WRAPPED, ".module": _Kind.BARE}.get(origin.part)
-    is_known = origin.kind in (OriginKind.PROJECT, OriginKind.MADE_OF)
-    if not is_known or any(part.kind is OriginKind.UNKNOWN for value in origin.parts for part in value.flattened()):
+    is_made = origin.kind is OriginKind.MADE_OF and not any(
+        part.kind is OriginKind.UNKNOWN for value in origin.parts for part in value.flattened()
+    )
+    if not is_made and origin.kind is not OriginKind.PROJECT:
         return None
     models = (wrap.argument("module", 0) for wrap in script.with_role(Role.WRAP))
     return _Kind.BARE if any(model and origin in model.origins for model in models) else None
@@ -92,7 +114,7 @@ def _is_for_distributed(wrap: LibraryCall) -> bool:
 
 
 def _may_load(script: Script, save: LibraryCall, restoring: LibraryCall) -> bool:
-    """Whether a state is taken from a file to which the script saves: the same path, or one to resume from."""
+    """Whether a state is taken from a file to which the script saves: the same path, one to resume from, or one that holds as much."""
     written = save.argument("f", 1)
     for load in script.made_by(restoring.argument("state_dict", 0), Role.LOAD):
         read = load.argument("f", 0)
@@ -100,12 +122,33 @@ def _may_load(script: Script, save: LibraryCall, restoring: LibraryCall) -> bool
             names = [read.text, *(origin.text for origin in read.origins)]
             if read.text == written.text or any("resume" in name.lower() for name in names):
                 return True
+            if _holds_more_than_one(script, save) and _is_of_more_than_one(script, load):
+                return True
     return False
+
+
+def _holds_more_than_one(script: Script, save: LibraryCall) -> bool:
+    """Whether several states are saved together: the model's, the optimizer's."""
+    saved = save.argument("obj", 0)
+    parts = [part for origin in saved.origins for part in origin.parts] if saved else []
+    return sum(any(script.made_by(part, Role.STATE)) for part in parts) > 1
+
+
+def _is_of_more_than_one(script: Script, load: LibraryCall) -> bool:
+    """Whether several objects take their states from what is loaded."""
+    restored = {
+        restoring.receiver.text
+        for restoring in script.with_role(Role.LOAD_STATE)
+        if restoring.receiver and load in script.made_by(restoring.argument("state_dict", 0), Role.LOAD)
+    }
+    return len(restored) > 1
 
 
 def _is_loaded_wrapped(script: Script) -> bool:
     """Whether something is loaded into a wrapped model, or into one that isn't known."""
-    return any(_kind_of(script, load.receiver) is not _Kind.BARE for load in script.with_role(Role.LOAD_STATE))
+    return any(
+        _kind_of(script, _loaded_into(script, load)) is not _Kind.BARE for load in script.with_role(Role.LOAD_STATE)
+    )
 
 
 def _other_keys(save: LibraryCall, state: LibraryCall, restoring: LibraryCall, kind: _Kind) -> Finding:

@@ -44,6 +44,7 @@ from ddpdoctor.scripts.vocabulary import DISTRIBUTED_TEST, library_calls, meanin
 GivenArguments = list[tuple[str, AbstractValue, ast.expr]]
 
 MAX_CALLED_CHOICES: Final = 4
+"""Functions that one call may be of, and that are followed."""
 MAX_DEPTH: Final = 14
 """Functions of the project within each other."""
 MAX_VISITS: Final = 4
@@ -172,7 +173,9 @@ class CallFollower(ExpressionFollower):
         if isinstance(callee, ProjectClass):
             return self._instantiate(callee, arguments, self.spot(node, frame))
         if isinstance(callee, Choice):
-            return choice(self.apply(single, arguments, node, frame) for single in callee.values[:MAX_CALLED_CHOICES])
+            followed = [single for single in callee.values if not isinstance(single, MethodOf)][:MAX_CALLED_CHOICES]
+            called = [single for single in callee.values if isinstance(single, MethodOf) or single in followed]
+            return choice(self.apply(single, arguments, node, frame) for single in called)
         if isinstance(callee, Partial):
             first = [(str(place), value, node) for place, value in enumerate(callee.arguments)]
             moved = [

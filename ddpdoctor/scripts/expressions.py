@@ -54,6 +54,7 @@ from ddpdoctor.scripts.values import (
     results_in,
 )
 from ddpdoctor.scripts.vocabulary import (
+    DISTRIBUTED_TEST,
     frameworks_imported,
     hints_at_ranks,
     library_calls,
@@ -89,6 +90,10 @@ def asks_for_first_rank(node: ast.expr) -> bool:
     """Whether something that is called the first rank is asked for."""
     meaning = meaning_of(dotted(node).replace("()", "").rpartition(".")[2])
     return isinstance(meaning, RankTest) and splits(meaning.holds)
+
+
+def _asks_whether_distributed(node: ast.expr) -> bool:
+    return meaning_of(dotted(node).rpartition(".")[2]) is DISTRIBUTED_TEST
 
 
 class ExpressionFollower(ABC):
@@ -177,6 +182,9 @@ class ExpressionFollower(ABC):
         if isinstance(value, Constant) and asks_for_first_rank(node):
             # The default, or what stands there before the rank is known.
             return NOT_FOLLOWED
+        if isinstance(value, Constant) and _asks_whether_distributed(node):
+            # Whoever runs the script changes it there.
+            return DISTRIBUTED_TEST
         test = truth_of(value)
         if test is NO_RANK_TEST and not isinstance(value, Constant | Items | Mapping | ProjectObject):
             text = dotted(node.left if isinstance(node, ast.Compare) else node)

@@ -292,7 +292,11 @@ class ScriptFollower(CallFollower):
             _merge(frame.names, after_body)
             frame.names.update(flags)
         if left_body or left_else:
-            self.here.enter(question.guards(holds=not left_body, by_leaving=True))
+            passed = question.guards(holds=not left_body, by_leaving=True)
+            if isinstance((node.body if left_body else node.orelse)[-1], ast.Raise):
+                # It ends the job, and leaves nobody alone.
+                passed = [guard for guard in passed if not splits((guard.ranks,))]
+            self.here.enter(passed)
         return False
 
     def _mark_alone(self, start: int, middle: int, question: Question) -> None:
