@@ -222,13 +222,15 @@ def _assigned_in_source(text: str) -> list[Span]:
             start = annotation.end()
         if _is_parameter(name, before, text, start):
             continue
-        is_written = not found[2] and any(count % 2 for count in quotes.values())
-        if not is_written and (value := _LITERAL.match(text, start)):
+        opened = [quote for quote, count in quotes.items() if count % 2] if not found[2] else []
+        if not opened and (value := _LITERAL.match(text, start)):
             end = value.end()
         elif (in_brackets := _TUPLE.match(text, start)) and _QUOTE.search(in_brackets[0]):
             end = in_brackets.end()
-        elif (is_written or start > comment_at) and text[start : start + 1] not in ("{", "%"):
-            end = _value_end(text, start, name, before if before in quotes else "")
+        elif (opened or start > comment_at) and text[start : start + 1] not in ("{", "%"):
+            # Behind the end of the text in which it is written the code goes on.
+            closings = [place for quote in opened if (place := text.find(quote, start)) >= 0]
+            end = min([_value_end(text, start, name, before if before in quotes else ""), *closings])
         else:
             continue
         if end > start and not _tells_nothing(name, text[start:end]):

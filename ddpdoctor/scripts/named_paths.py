@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
+
+from ddpdoctor.scripts.source_text import not_regular
 
 ENDINGS: Final = (".py", ".ipynb")
 _NEVER_LOOKED_INTO: Final = frozenset({"__pycache__", "node_modules", "site-packages", "dist-packages", "build"})
@@ -26,7 +29,7 @@ def files_in(path: str) -> Iterator[NamedFile]:
     into, and one in which there is nothing, have a problem, as files have.
     """
     if not os.path.isdir(path):  # noqa: PTH112
-        yield NamedFile(path, _why_missing(path))
+        yield NamedFile(path, _problem_of_file(path))
         return
     top = os.path.realpath(path)
     closed: list[OSError] = []
@@ -47,10 +50,10 @@ def files_in(path: str) -> Iterator[NamedFile]:
         )
 
 
-def _why_missing(path: str) -> str:
-    """Say why there is no file; "" where there is one, or something else."""
+def _problem_of_file(path: str) -> str:
+    """Say why no file can be read there; "" where there is a regular one. A pipe has no other path than that by which it is named."""
     try:
-        os.stat(path)  # noqa: PTH116
+        mode = os.stat(path).st_mode  # noqa: PTH116
     except FileNotFoundError:
         if os.path.islink(path):  # noqa: PTH114
             return f"not read: it is a link to {os.readlink(path)}, which is not there"  # noqa: PTH115
@@ -59,7 +62,7 @@ def _why_missing(path: str) -> str:
         return "not read: there is no such file or folder"
     except (OSError, ValueError) as error:
         return f"not read: {(isinstance(error, OSError) and error.strerror) or error}"
-    return ""
+    return "" if stat.S_ISREG(mode) else not_regular(mode)
 
 
 def _is_looked_into(folder: str, name: str) -> bool:

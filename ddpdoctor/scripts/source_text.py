@@ -80,13 +80,18 @@ def read_source(path: str | os.PathLike[str]) -> bytes:
                 raise UnreadableSource(f"not read: it is not for everybody's eyes, and {foothold.words}")
             content = file.read(most + 1)
     except NotRegularError as error:
-        what = "a pipe; one is read by ddpdoctor lint -" if stat.S_ISFIFO(error.mode) else "no regular file"
-        raise UnreadableSource(f"not read: it is {what}") from error
+        raise UnreadableSource(not_regular(error.mode)) from error
     except (OSError, ValueError) as error:
         raise UnreadableSource((isinstance(error, OSError) and error.strerror) or str(error)) from error
     if len(content) > most:
         raise UnreadableSource(too_large(most))
     return content
+
+
+def not_regular(mode: int) -> str:
+    """Say what a file with that mode is, which is no regular one."""
+    what = "a pipe; one is read by ddpdoctor lint -" if stat.S_ISFIFO(mode) else "no regular file"
+    return f"not read: it is {what}"
 
 
 def too_large(most: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -125,6 +126,15 @@ def test_nothing_to_read_is_nothing_to_fix(tmp_path: Path) -> None:
     assert ended.returncode == 2
     assert "missing.py: there is no such file or folder" in " ".join(ended.stdout.split())
     assert "In what was read there is nothing to fix." in ended.stdout
+
+
+def test_a_pipe_of_the_shell_is_not_read_and_the_way_is_named(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        ["bash", "-c", f"{shlex.join(command('lint'))} <(cat {shlex.quote(str(LOAD))})"],
+        cwd=tmp_path, env=plain_environ(), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert "it is a pipe; one is read by ddpdoctor lint -" in " ".join(ended.stdout.split())
+    assert ended.returncode == 2
 
 
 def test_help_names_the_settings(tmp_path: Path) -> None:

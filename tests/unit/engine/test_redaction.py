@@ -176,6 +176,18 @@ def test_source_that_holds_no_secret_stays_as_it_is(line: str) -> None:
     assert redact_source(line) == line
 
 
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ('f("https://x.org/a?token=zQ7abc", n=1)', f'f("https://x.org/a?token={REDACTED}", n=1)'),
+        ("run('mysql --password=zQ7abc', check=True)", f"run('mysql --password={REDACTED}', check=True)"),
+        ('login(api_key="zQ7abc", project="x")', f'login(api_key={REDACTED}, project="x")'),
+    ],
+)
+def test_the_code_behind_a_secret_stays(line: str, shown: str) -> None:
+    assert redact_source(line) == shown
+
+
 def test_a_key_is_known_by_its_length_and_by_who_takes_it() -> None:
     key = "0123456789abcdef" * 2 + "01234567"
     for redact in (redact_text, redact_source):
