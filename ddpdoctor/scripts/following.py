@@ -18,7 +18,7 @@ from ddpdoctor.scripts.project import Project
 from ddpdoctor.scripts.project_module import ProjectModule
 from ddpdoctor.scripts.rank_tests import flag_of, opposite_of, splits
 from ddpdoctor.scripts.scopes import FollowedFunction
-from ddpdoctor.scripts.telling_functions import telling_functions
+from ddpdoctor.scripts.telling_functions import speaks_of_training, telling_functions
 from ddpdoctor.scripts.values import (
     CallResult,
     Constant,
@@ -41,6 +41,8 @@ from ddpdoctor.scripts.vocabulary import roles_of
 
 MAX_STATEMENTS: Final = 12_000
 """Followed in one script; there is no end to what a large project can call."""
+MAX_STATEMENTS_UNTOLD: Final = 600
+"""Followed in one where no file that was read so far speaks of torch or of a framework: such a project has nothing to tell."""
 
 
 class ScriptFollower(CallFollower):
@@ -109,6 +111,8 @@ class ScriptFollower(CallFollower):
     def _run(self, statements: Sequence[ast.stmt], frame: FollowedFunction) -> bool:
         for statement in statements:
             self._left -= 1
+            if self._left == MAX_STATEMENTS - MAX_STATEMENTS_UNTOLD and not self._may_tell():
+                self._left = 0
             if self._left < 0:
                 self.is_cut_short = True
                 return False
@@ -116,6 +120,9 @@ class ScriptFollower(CallFollower):
             if handler is not None and handler(self, statement, frame):
                 return True
         return False
+
+    def _may_tell(self) -> bool:
+        return any(map(speaks_of_training, (self.main, *self.project.modules)))
 
     # --- simple statements ----------------------------------------------------------------------------------------------------
 

@@ -29,6 +29,8 @@ class ProjectModule:
         self.stars: list[ast.ImportFrom] = []
         self.pending: set[str] = set()
         """Names that are being looked up just now."""
+        self.speaks_of_training: bool | None = None
+        """Found out when it is asked for."""
         self._bind(tree.body)
 
     def _bind(self, statements: Iterable[ast.stmt]) -> None:

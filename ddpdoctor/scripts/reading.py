@@ -34,6 +34,7 @@ from ddpdoctor.scripts.calls import BASE
 from ddpdoctor.scripts.following import ScriptFollower
 from ddpdoctor.scripts.project import ModuleCache, Project
 from ddpdoctor.scripts.project_module import ProjectModule
+from ddpdoctor.scripts.scope_names import resolve, scopes_around
 from ddpdoctor.scripts.source_text import SourceText, UnreadableSource, decode_source, parse_source, without_secrets
 from ddpdoctor.scripts.values import (
     CallRecord,
@@ -54,15 +55,15 @@ from ddpdoctor.scripts.values import (
     Spot,
     alternatives,
 )
-from ddpdoctor.scripts.vocabulary import frameworks
+from ddpdoctor.scripts.vocabulary import frameworks, methods_of
 
 _MAX_DEPTH: Final = 4
 """How deep what a value is made of is told."""
 _MAX_TEXT: Final = 80
 _MAX_ATTRIBUTES: Final = 16
 """Of an object of the project."""
-_SET_EPOCH: Final = "set_epoch"
-_TELLS_EPOCH: Final = compile_lazily(rf"[^#]*\.({_SET_EPOCH})\(")
+_ROOT: Final = compile_lazily(r"(?<![\w.)\]])([A-Za-z_]\w*)(?:\.\w+)*$")
+"""The name at which what is written with dots begins."""
 _IGNORE: Final = compile_lazily(r"#\s*ddpdoctor:\s*ignore(?:\[([^\]]*)\])?")
 _NAMED: Final = frozenset({Role.LOADER, Role.SAMPLER, Role.BATCH_SAMPLER})
 _TELLS_OF_RANKS: Final = compile_lazily(
@@ -174,11 +175,28 @@ class _Frozen:
     def _unfollowed(self, modules: Iterable[ProjectModule]) -> Iterator[str]:
         """The methods that are called in lines to which the script doesn't come: in a hook, or by a name that is put together."""
         followed = {(record.spot[0].source.name, record.spot[1]) for record in self._follower.here.records}
-        for module in modules:
-            for number, line in enumerate(module.source.lines, 1):
-                found = _TELLS_EPOCH.match(line) if _SET_EPOCH in line else None
-                if found and (module.source.name, number) not in followed:
-                    yield found[1]
+        for method in methods_of(Role.SET_EPOCH):
+            for module in modules:
+                for number, line in enumerate(module.source.lines, 1):
+                    before, called, _ = line.partition("#")[0].partition(f".{method}(")
+                    is_followed = not called or (module.source.name, number) in followed
+                    if not is_followed and not self._is_of_another_run(before, number, module):
+                        yield method
+
+    def _is_of_another_run(self, before: str, line: int, module: ProjectModule) -> bool:
+        """Whether a method's object is made by the function in which it is called, to which the script doesn't come.
+
+        Args:
+            before: the line up to the method.
+            line: its number.
+            module: in which it stands.
+        """
+        root = _ROOT.search(before)
+        function = scopes_around(module.tree, line)[-1]
+        if root is None or isinstance(function, ast.Module) or id(function) in self._follower.visits:
+            return False
+        handed = {part.arg for part in ast.walk(function.args) if isinstance(part, ast.arg)}
+        return root[1] not in handed and resolve(root[1], [function]) is not None
 
     def _call(self, record: CallRecord) -> LibraryCall:
         receiver = record.receiver

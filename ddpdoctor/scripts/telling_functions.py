@@ -1,4 +1,5 @@
 """Which functions and classes of a script can come to a call that has a role, by the words of their source: the others needn't be followed.
+And which modules speak of training at all.
 
 A word that may name such a call is enough, be it in a text. A function that calls another one that tells, tells, too.
 """
@@ -6,13 +7,15 @@ A word that may name such a call is enough, be it in a text. A function that cal
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable
 from functools import cache
 from typing import Final, NamedTuple
 
 from ddpdoctor.base.lazy_patterns import compile_lazily
+from ddpdoctor.scripts.project_module import ProjectModule
 from ddpdoctor.scripts.source_text import SourceText
-from ddpdoctor.scripts.vocabulary import library_calls
+from ddpdoctor.scripts.vocabulary import frameworks, library_calls
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
 
@@ -20,6 +23,7 @@ _WORD: Final = compile_lazily(r"\.?[A-Za-z_]\w*")
 _OF_ENVIRONMENT: Final = ("environ", "getenv", "putenv")
 _IMPORT: Final = "import"
 _METHOD: Final = "?."
+_TORCH: Final = "torch"
 
 
 class _Unit(NamedTuple):
@@ -49,6 +53,20 @@ def telling_functions(
         found.update(id(unit.node) for unit in told)
         telling = {unit.name for unit in told}
         left = [unit for unit in left if id(unit.node) not in found]
+
+
+def speaks_of_training(module: ProjectModule) -> bool:
+    """Whether torch or a framework is named in a module, be it in a text."""
+    if module.speaks_of_training is None:
+        words = _words_of_training()
+        module.speaks_of_training = any(words.search(line) for line in module.source.lines)
+    return module.speaks_of_training
+
+
+@cache
+def _words_of_training() -> re.Pattern[str]:
+    names = {_TORCH, *(name for framework in frameworks().values() for name in framework.modules)}
+    return re.compile(rf"\b(?:{'|'.join(map(re.escape, sorted(names)))})\b")
 
 
 def _words(node: Definition, source: SourceText) -> frozenset[str]:

@@ -82,6 +82,14 @@ def roles_of(name: str) -> tuple[str, tuple[Role, ...]] | None:
     return (name, roles) if roles else None
 
 
+@cache
+def methods_of(role: Role) -> tuple[str, ...]:
+    """Names of the methods that have a role, whatever object they are of."""
+    return tuple(
+        name.removeprefix("?.") for name, roles in library_calls().roles.items() if name[0] == "?" and role in roles
+    )
+
+
 _ZERO: Final = RankTest((Ranks.ZERO,), (Ranks.NOT_ZERO,))
 _LOCAL_ZERO: Final = RankTest((Ranks.LOCAL_ZERO,), (Ranks.NOT_LOCAL_ZERO,))
 DISTRIBUTED_TEST: Final = RankTest((Ranks.DISTRIBUTED,), (Ranks.NOT_DISTRIBUTED,))

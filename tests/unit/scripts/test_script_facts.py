@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ddpdoctor.facts.script import Condition, OriginKind, Ranks, Role, Script
-from ddpdoctor.scripts.following import MAX_STATEMENTS
-from ddpdoctor.scripts.reading import read_text
+from ddpdoctor.scripts.following import MAX_STATEMENTS, MAX_STATEMENTS_UNTOLD
+from ddpdoctor.scripts.project import ModuleCache
+from ddpdoctor.scripts.reading import read_script, read_text
 
 HEAD = "import os\nimport torch\nimport torch.distributed as dist\nimport torch.multiprocessing as mp\nimport multiprocessing\n"
 
@@ -143,3 +146,32 @@ def test_helpers_that_nobody_calls_cost_nothing() -> None:
     script = facts(f"{helpers}def work():\n    dist.barrier()\n")
     assert not script.is_cut_short
     assert len(list(script.with_role(Role.COLLECTIVE))) == 1
+
+
+def test_a_project_that_does_not_speak_of_training_is_not_followed_to_its_end(tmp_path: Path) -> None:
+    numbers = "x = 0\n" + "x += 1\n" * (MAX_STATEMENTS_UNTOLD + 1)
+    plain, training = tmp_path / "plain.py", tmp_path / "training.py"
+    plain.write_text(f"{numbers}import os\nos.environ['LOCAL_RANK']\n")
+    training.write_text(f"import torch\n{plain.read_text()}")
+    assert read_script(str(plain), ModuleCache()).is_cut_short
+    followed = read_script(str(training), ModuleCache())
+    assert not followed.is_cut_short
+    assert followed.read_settings == ("LOCAL_RANK",)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("    sampler = DistributedSampler([1])\n    sampler.set_epoch(0)\n", ()),
+        ("    handed.sampler.set_epoch(0)\n", ("set_epoch",)),
+        ("    kept.sampler.set_epoch(0)\n", ("set_epoch",)),
+        ("    print(1)  # sampler.set_epoch(0)\n", ()),
+    ],
+    ids=["its own", "handed to it", "of the module", "a comment"],
+)
+def test_what_another_run_tells_its_own_sampler(tmp_path: Path, line: str, told: tuple[str, ...]) -> None:
+    """A module has a training of its own, which the script that borrows a function of it never starts."""
+    other = "from torch.utils.data import DistributedSampler\nkept = {}\n"
+    (tmp_path / "other.py").write_text(f"{other}def main(handed):\n{line}\ndef evaluate():\n    pass\n")
+    (tmp_path / "train.py").write_text("import torch\nfrom other import evaluate\nevaluate()\n")
+    assert read_script(str(tmp_path / "train.py"), ModuleCache()).unfollowed == told
