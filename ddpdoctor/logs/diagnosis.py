@@ -24,6 +24,7 @@ from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.logs.analyze.attempts import attempts_of
 from ddpdoctor.logs.analyze.deciding_commands import deciding
+from ddpdoctor.logs.analyze.good_runs import Comparison
 from ddpdoctor.logs.analyze.illness_traits import by_log_alone
 from ddpdoctor.logs.analyze.kernel_kills import of_this_log
 from ddpdoctor.logs.analyze.settings import as_the_log_names, looked_at
@@ -89,6 +90,8 @@ class LogJudgement(msgspec.Struct, frozen=True, kw_only=True):
     also: tuple[Diagnosis, ...] = ()
     explanations: tuple[Explanation, ...] = ()
     """What in the run's script may have brought it about, where that was looked at."""
+    comparison: Comparison | None = None
+    """The run beside good ones, where there are some."""
 
     @property
     def cause_in_script(self) -> Explanation | None:
@@ -101,16 +104,39 @@ class LogJudgement(msgspec.Struct, frozen=True, kw_only=True):
         return self.verdict.outcome is RunOutcome.EFFECTS_ONLY and self.cause_in_script is None
 
     @property
+    def stops_without_a_word(self) -> bool:
+        """Whether nothing in it speaks of a failure, and yet it stops before what good runs go on with."""
+        nothing = self.verdict.outcome is RunOutcome.NOTHING
+        return nothing and self.comparison is not None and self.comparison.ends_early
+
+    @property
     def word(self) -> Verdict:
         """The exit code follows from it. A warning where nothing says that the run failed."""
         word = VERDICTS[self.verdict.outcome]
+        if self.stops_without_a_word:
+            return Verdict.UNKNOWN
         if self.verdict.outcome is RunOutcome.EFFECTS_ONLY and self.cause_in_script:
             return Verdict.FAIL
         return Verdict.WARN if word is Verdict.FAIL and self.verdict.ended_well else word
 
 
-def judge_log(log: Log, catalogue: Catalogue, host: Snapshot | None = None, *, watched: bool = False) -> LogJudgement:
-    """host: the snapshot that the suspicions are held against. watched: it holds what happened during the run, and not before it."""
+def judge_log(
+    log: Log,
+    catalogue: Catalogue,
+    host: Snapshot | None = None,
+    *,
+    watched: bool = False,
+    comparison: Comparison | None = None,
+) -> LogJudgement:
+    """Judge a log.
+
+    Args:
+        log: of one run.
+        catalogue: the checks to judge it by.
+        host: the snapshot that the suspicions are held against.
+        watched: the snapshot holds what happened during the run, and not before it.
+        comparison: of the same run with good ones; the log is then without what stands in those, too.
+    """
     whole = redact_facts(log)
     verdict = verdict_of(whole, catalogue)
     log = next((attempt for attempt in attempts_of(whole) if attempt.attempt == verdict.attempt), whole)
@@ -140,6 +166,7 @@ def judge_log(log: Log, catalogue: Catalogue, host: Snapshot | None = None, *, w
         catalogue=catalogue,
         opinions=told,
         also=beside,
+        comparison=comparison,
     )
 
 

@@ -17,6 +17,7 @@ from ddpdoctor.base.ownership import who_misleads
 from ddpdoctor.facts.log import Log, LogFile
 from ddpdoctor.logs.match.gathering import GatheredLog
 from ddpdoctor.logs.match.scanning import BLOCK_BYTES, FileScan
+from ddpdoctor.logs.match.shape_tally import ShapeTally
 from ddpdoctor.logs.match.vocabulary import Vocabulary
 from ddpdoctor.logs.parse.compressed import GZIP, DamagedArchive, how_to_unpack, unpacked
 from ddpdoctor.logs.parse.encodings import (
@@ -53,9 +54,11 @@ def read_logs(
     stdin: BinaryIO,
     vocabulary: Vocabulary,
     progress: Progress = lambda name, done, size: None,
+    shapes: ShapeTally | None = None,
 ) -> Log:
-    """Read logs in that order, folders with all that is in them. What can't be read is a file with a problem."""
-    gathered = GatheredLog()
+    """Read logs in that order, folders with all that is in them. What can't be read is a file with a problem. shapes: where the kinds
+    of their lines are counted."""
+    gathered = GatheredLog(shapes=shapes)
     # Of a folder's files the names tell more beside those of the others.
     contents = contents_of_all([Path(path) for path in paths if path != STDIN], _may_be_log)
     places = places_of([str(name) for found in contents for name in found.files])

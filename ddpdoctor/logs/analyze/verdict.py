@@ -162,9 +162,12 @@ def _only_warns(course: Timeline) -> bool:
         for failure in course.failures
     )
     said = all(failure.kind is FailureKind.SAID and not failure.effects for failure in course.failures)
-    last = course.latest
-    complete = said and last is not None and _COMPLETE.search(last.text) and not _INCOMPLETE.search(last.text)
-    return bool(mere or complete) and not _last_errors(course)
+    return bool(mere or (said and says_complete(course.latest))) and not _last_errors(course)
+
+
+def says_complete(last: LogLine | None) -> bool:
+    """Whether a training's last line says that it came to its end."""
+    return last is not None and bool(_COMPLETE.search(last.text)) and not _INCOMPLETE.search(last.text)
 
 
 def _others(lead: Failure, own: Sequence[Failure], course: Timeline) -> tuple[LoggedException, ...]:

@@ -26,6 +26,7 @@ from ddpdoctor.facts.log import (
 from ddpdoctor.logs.exceptions import is_passed_on
 from ddpdoctor.logs.launch_failures import STARTS_AGAIN, attempt_of_file, may_start_again
 from ddpdoctor.logs.match.global_ranks import Placing, has_year
+from ddpdoctor.logs.match.shape_tally import ShapeTally
 from ddpdoctor.logs.match.vocabulary import VocabularySign
 
 MAX_SIGHTINGS = 12_000
@@ -93,6 +94,8 @@ class GatheredLog:
     attempt: int = 0
     """Of the lines that come now: what the ranks said in an earlier one, they may say again."""
     exited: list[ProcessExit] = field(default_factory=list)
+    shapes: ShapeTally | None = None
+    """Where the kinds of all lines are counted, to compare the run with others."""
     _sightings: dict[tuple[int, bool, object], SeenSign] = field(default_factory=dict)
     _of_a_sign: dict[int, int] = field(default_factory=dict)
     _raised: dict[tuple[object, ...], list[LoggedException]] = field(default_factory=dict)

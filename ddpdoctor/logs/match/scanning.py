@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from ddpdoctor.facts.log import LogLine
 from ddpdoctor.logs.match.gathering import GatheredLog
 from ddpdoctor.logs.match.line_judge import MAX_LINE_BYTES, LineJudge, Spot
 from ddpdoctor.logs.match.repeated_lines import MAX_ENTRIES, Routine, key_of
@@ -102,6 +103,8 @@ class FileScan:
             self._take(BLOCK_BYTES)
         if self._within:
             self.lines += 1
+        if self._gathered.shapes:
+            self._gathered.shapes.end_file()
         self._judge.end(self.lines)
 
     def _block(self, new: bytes) -> None:
@@ -112,6 +115,8 @@ class FileScan:
         start = self._begin = len(self._context)
         self._judge.place = uncontradicted(self._judge.place, plain)
         self._learn(text, start)
+        if self._gathered.shapes:
+            self._gathered.shapes.add(plain, self.lines + 1, self._line_at, within=self._within, ends=self._ends)
         self._search(text, start)
         self._remember(text, start)
         if not ends_line and not (self._within and b"\n" not in new):
@@ -120,6 +125,9 @@ class FileScan:
             self._head_key = key_of(text, line, len(text))
         self._within = not ends_line
         self._context = text[-CONTEXT_BYTES:]
+
+    def _line_at(self, piece: bytes, number: int) -> LogLine:
+        return self._judge.line(self._judge.labelled(piece[:MAX_LINE_BYTES]), number)
 
     def _learn(self, text: bytes, start: int) -> None:
         """Sample the lines: which labels the file has, of which ranks, and what they said last."""

@@ -1,0 +1,295 @@
+"""Compares a run with runs of the same command that ended well: what is new in it, what is missing, where it stops. Pure."""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_right
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Final
+
+import msgspec
+
+from ddpdoctor.base.lazy_patterns import compile_lazily
+from ddpdoctor.engine.redaction import redact_text
+from ddpdoctor.engine.registry import Catalogue
+from ddpdoctor.facts.log import Log, LogLine, Noise, SignMatch
+from ddpdoctor.logs.analyze.endings import endings
+from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, says_complete, verdict_of
+from ddpdoctor.logs.match.shape_tally import ShapeCount, ShapeTally
+from ddpdoctor.logs.parse.shapes import mark_of, shape_of
+
+MAX_TOLD: Final = 20
+"""Lines that are told of each kind of difference."""
+FAR_MORE_OFTEN: Final = 10
+"""Times as often as in any good run, from which on a message is not that of a good run any more."""
+LINES_BEFORE_EXIT: Final = 8
+LINES_OF_EXIT: Final = 12
+"""Lines before and behind the first of a launcher's words on a process that may be about it."""
+WHY_KNOWN: Final = "lines of this kind stand in runs that ended well, too ({names}): it is not why this one failed"
+_NAMED: Final = (RunOutcome.ILLNESS, RunOutcome.USER_ERROR, RunOutcome.STOPPED)
+_SOUNDS_BAD: Final = compile_lazily(
+    r"(?i)(?<![A-Za-z])(?:errors?|fail(?:ed|ure|ures|s|ing)?|fatal|panic|exception|abort(?:ed|ing)?|kill(?:ed|ing)?|crash(?:ed)?"
+    r"|lost|unreachable|refused|denied|time(?:d )?out|unable|cannot|can't|could not|couldn't|invalid|corrupt(?:ed)?|mismatch(?:ed)?"
+    r"|nan|inf|degraded|giv(?:es|ing) up|gave up|stall(?:ed)?|hung|stuck|critical|warn(?:ing)?|dropped)(?![A-Za-z])"
+    r"|[A-Za-z](?:Error|Exception)(?![A-Za-z])"
+)
+
+
+class GoodShape(msgspec.Struct, frozen=True):
+    """A kind of line in a run that ended well. text: without secrets. number: of its first line."""
+
+    times: int
+    even: bool
+    closes: bool
+    order: int
+    number: int
+    file: str
+    text: str
+
+
+class GoodRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that ended well. shapes: by their marks. signs: of illnesses that it shows all the same. whole: no kind was left out."""
+
+    name: str
+    shapes: dict[int, GoodShape]
+    signs: frozenset[str]
+    whole: bool
+
+
+class MissingLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of a good run, as none like it stands in this one."""
+
+    text: str
+    file: str
+    number: int
+
+
+class StoppedLine(msgspec.Struct, frozen=True, kw_only=True):
+    """The last of lines that recur evenly, and end earlier here. good_times: how often they stand in each good run at least."""
+
+    line: LogLine
+    times: int
+    good_times: int
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """A run beside good ones.
+
+    Args:
+        good: names of the runs that it was compared with.
+        refused: name of each other run, and why it isn't taken for a good one.
+        new: the first line of each kind that stands in no good run, and that nothing else in the report accounts for: those that
+            speak of an error, else the last ones.
+        new_kinds: all kinds that are in no good run.
+        missing: lines of every good run that are not in this one, in their order.
+        stopped: those that recur evenly in every good run, and less often here.
+        alike_until: the latest line of those that recur evenly in every good run.
+        ends_early: whether it stops before what every good run goes on with, or ends with.
+        whole: whether all kinds of lines were compared.
+    """
+
+    good: tuple[str, ...] = ()
+    refused: tuple[tuple[str, str], ...] = ()
+    new: tuple[LogLine, ...] = ()
+    new_kinds: int = 0
+    missing: tuple[MissingLine, ...] = ()
+    stopped: tuple[StoppedLine, ...] = ()
+    alike_until: LogLine | None = None
+    ends_early: bool = False
+    whole: bool = True
+
+    @property
+    def new_errors(self) -> tuple[LogLine, ...]:
+        """The new lines that speak of an error."""
+        return tuple(line for line in self.new if sounds_bad(line.text))
+
+
+def sounds_bad(text: str) -> bool:
+    """Whether a line speaks of something bad, in any programme's words: that alone proves nothing."""
+    return bool(_SOUNDS_BAD.search(text))
+
+
+# --- runs that ended well -----------------------------------------------------------------------------------------------
+
+
+def good_run(name: str, log: Log, tally: ShapeTally) -> GoodRun:
+    """Keep of a run that ended well what others are compared with."""
+    shapes = {
+        mark: GoodShape(
+            times=shape.times,
+            even=shape.is_even,
+            closes=shape.closes and shape.times <= tally.files,
+            order=shape.first.order,
+            number=shape.first.number,
+            file=log.files[shape.first.file].name,
+            text=redact_text(shape.first.text),
+        )
+        for mark, shape in tally.shapes.items()
+    }
+    signs = frozenset(sighting.sign for sighting in log.sightings)
+    return GoodRun(name=name, shapes=shapes, signs=signs, whole=not tally.left_out)
+
+
+def ended_well(log: Log, verdict: LogVerdict, tally: ShapeTally) -> bool:
+    """Whether nothing in a log says that its run failed. A mere sign of an illness doesn't, if the run went on or came to its end."""
+    if verdict.ended_well or verdict.outcome is RunOutcome.NOTHING:
+        return True
+    lead = verdict.lead
+    if lead is None or verdict.raised or verdict.exited or endings(log):
+        return False
+    last = max((words.line for words in log.last), key=lambda line: line.order, default=None)
+    return tally.goes_on_behind(lead.order) or says_complete(last)
+
+
+class GoodRuns:
+    """Some runs that ended well.
+
+    Args:
+        runs: at least one.
+    """
+
+    def __init__(self, runs: Sequence[GoodRun]) -> None:
+        self.runs = runs
+
+    @cached_property
+    def in_every(self) -> dict[int, GoodShape]:
+        """The kinds of lines that stand in each of them, as in the first one."""
+        first, *others = self.runs
+        return {mark: shape for mark, shape in first.shapes.items() if all(mark in other.shapes for other in others)}
+
+    @cached_property
+    def even(self) -> frozenset[int]:
+        """Those that recur evenly in each of them."""
+        return frozenset(mark for mark in self.in_every if all(run.shapes[mark].even for run in self.runs))
+
+    def least(self, mark: int) -> int:
+        """Tell how often lines of a kind that is in every run stand in each at least."""
+        return min(run.shapes[mark].times for run in self.runs)
+
+    def most(self, mark: int) -> int:
+        """Tell how often lines of a kind stand in any of them at most; 0: in none."""
+        return max(run.shapes[mark].times if mark in run.shapes else 0 for run in self.runs)
+
+
+# --- the run at hand ------------------------------------------------------------------------------------------------------
+
+
+def beside_good_runs(log: Log, tally: ShapeTally, good: GoodRuns, catalogue: Catalogue) -> tuple[Log, Comparison]:
+    """Compare a run with good ones; return its log, in which what stands in those as well is noise, and what differs."""
+    without = _Without(log, tally, good)
+    # An exception that a good run got over may end another one, where nothing else does.
+    strict = without(exceptions=True)
+    verdict = verdict_of(strict, catalogue)
+    shown = verdict.raised is not None or any(suspect.sightings for suspect in verdict.suspects)
+    kept = strict if shown and verdict.outcome in _NAMED else without(exceptions=False)
+    return kept, _comparison(kept, tally, good)
+
+
+class _Without:
+    """The log without what stands in good runs as well."""
+
+    def __init__(self, log: Log, tally: ShapeTally, good: GoodRuns) -> None:
+        self._log = log
+        self._tally = tally
+        self._good = good
+        self._signs = {sign for run in good.runs for sign in run.signs}
+        self._why = WHY_KNOWN.format(names=", ".join(run.name for run in good.runs))
+
+    def __call__(self, *, exceptions: bool) -> Log:
+        log = self._log
+        known = [sighting for sighting in log.sightings if self._is_known_sign(sighting)]
+        noise = [
+            Noise(sighting.line.text, self._why, sighting.times, sighting.line)
+            for sighting in {sighting.sign: sighting for sighting in reversed(known)}.values()
+        ]
+        return msgspec.structs.replace(
+            log,
+            sightings=tuple(sighting for sighting in log.sightings if sighting not in known),
+            noise=(*log.noise, *reversed(noise)),
+            errors=tuple(error for error in log.errors if not self._is_known(error)),
+            raised=tuple(raised for raised in log.raised if not (exceptions and self._is_known(raised.line))),
+        )
+
+    def _is_known_sign(self, sighting: SignMatch) -> bool:
+        """Whether a good run shows this very sign in such a line: the same words with another figure may mean another thing."""
+        return sighting.sign in self._signs and self._is_known(sighting.line)
+
+    def _is_known(self, line: LogLine) -> bool:
+        mark = mark_of(shape_of(line.text))
+        return 0 < self._tally.times(line.text) <= FAR_MORE_OFTEN * self._good.most(mark)
+
+
+def _comparison(log: Log, tally: ShapeTally, good: GoodRuns) -> Comparison:
+    here, every = tally.shapes, good.in_every
+    new = sorted((shape for mark, shape in here.items() if not good.most(mark)), key=lambda shape: shape.first.order)
+    accounted = _Accounted(log)
+    untold = [shape.first for shape in new if shape.first not in accounted]
+    bad = [line for line in untold if sounds_bad(line.text)]
+    missing = sorted((mark for mark in every if mark not in here), key=lambda mark: every[mark].order)
+    stopped = _stopped(here, good)
+    closing = [mark for mark in every if all(run.shapes[mark].closes for run in good.runs)]
+    whole = all(run.whole for run in good.runs) and not tally.left_out
+    return Comparison(
+        good=tuple(run.name for run in good.runs),
+        new=tuple(map(_redacted, bad[:MAX_TOLD] if bad else untold[-MAX_TOLD:])),
+        new_kinds=len(new),
+        missing=tuple(map(_missing, (every[mark] for mark in missing[:MAX_TOLD]))) if not tally.left_out else (),
+        stopped=stopped[:MAX_TOLD],
+        alike_until=max(
+            (_redacted(shape.last) for shape in here.values() if shape.last),
+            key=lambda line: line.order,
+            default=None,
+        ),
+        ends_early=bool(stopped) and not any(mark in here for mark in closing),
+        whole=whole,
+    )
+
+
+def _stopped(here: dict[int, ShapeCount], good: GoodRuns) -> tuple[StoppedLine, ...]:
+    """The most frequent first."""
+    found = [
+        StoppedLine(line=_redacted(shape.last), times=shape.times, good_times=good.least(mark))
+        for mark in good.even
+        if (shape := here.get(mark)) and shape.last and shape.times < good.least(mark)
+    ]
+    return tuple(sorted(found, key=lambda stopped: -stopped.good_times))
+
+
+def _missing(shape: GoodShape) -> MissingLine:
+    return MissingLine(text=shape.text, file=shape.file, number=shape.number)
+
+
+def _redacted(line: LogLine) -> LogLine:
+    return msgspec.structs.replace(line, text=redact_text(line.text))
+
+
+class _Accounted:
+    """The lines that the report tells of anyway: of signs, tracebacks, launchers' words, and messages of healthy runs."""
+
+    def __init__(self, log: Log) -> None:
+        self._healthy = [noise.text for noise in log.noise]
+        self._spans: dict[object, list[tuple[int, int]]] = {}
+        for sighting in log.sightings:
+            self._add(sighting.line, sighting.line.order, sighting.line.order)
+        for raised in log.raised:
+            self._add(raised.line, raised.began.order, raised.line.order + raised.below)
+        for process_exit in log.exited:
+            order = process_exit.line.order
+            self._add(process_exit.line, order - LINES_BEFORE_EXIT, order + LINES_OF_EXIT)
+        for spans in self._spans.values():
+            spans.sort()
+
+    def __contains__(self, line: LogLine) -> bool:
+        spans = self._spans.get(_stream(line), ())
+        at = bisect_right(spans, (line.order, sys.maxsize)) - 1
+        # Two launchers' words may overlap.
+        within = any(end >= line.order for _, end in spans[max(at - 1, 0) : at + 1])
+        return within or any(text in line.text for text in self._healthy)
+
+    def _add(self, line: LogLine, begin: int, end: int) -> None:
+        self._spans.setdefault(_stream(line), []).append((begin, end))
+
+
+def _stream(line: LogLine) -> object:
+    return line.file, line.rank

@@ -1,0 +1,198 @@
+"""Counts the shapes of all lines of a run, in bounded memory: which there are, how often, how evenly, and where last."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
+from itertools import count, pairwise
+from typing import Final
+
+import msgspec
+
+from ddpdoctor.facts.log import LogLine
+from ddpdoctor.logs.parse.shapes import MAX_SHAPED_TEXT, coarse_keys, mark_of, shape_of
+
+MAX_SHAPES: Final = 12_000
+"""Kinds of lines that are told apart."""
+MAX_KEYS: Final = 30_000
+"""Coarse keys whose lines were looked at."""
+MORE_AT_THE_END: Final = 1.25
+"""Times as many of both where a file ends: what a run says last tells most."""
+CLOSING_LINES: Final = 12
+"""Lines at a file's end that close it."""
+MAX_PARTS: Final = 64
+"""Parts of a line between carriage returns that are looked at."""
+_BUCKETS: Final = 64
+"""Equal parts of a run in which it is noted where a kind of line stands."""
+MIN_EVEN_BUCKETS: Final = 4
+_MAX_GAP: Final = 3.0
+"""Times the mean distance that a line that recurs evenly may leave out."""
+_MASK_OF_EVEN: Final = (
+    (0x3333333333333333, 1),
+    (0x0F0F0F0F0F0F0F0F, 2),
+    (0x00FF00FF00FF00FF, 4),
+    (0x0000FFFF0000FFFF, 8),
+    (0x00000000FFFFFFFF, 16),
+)
+
+LineAt = Callable[[bytes, int], LogLine]
+"""Makes a line of a file's bytes and its number."""
+
+
+@dataclass(slots=True)
+class ShapeCount:
+    """A kind of line. buckets: a bit for each part of the run in which it stands."""
+
+    mark: int
+    shape: str
+    first: LogLine
+    times: int = 0
+    buckets: int = 0
+    last: LogLine | None = None
+    """Only of kinds that are watched."""
+    closes: bool = False
+    """It stands among a file's last lines."""
+
+    @property
+    def is_even(self) -> bool:
+        """Whether it recurs in equal distances, as a training's steps do."""
+        places = [place for place in range(_BUCKETS) if self.buckets >> place & 1]
+        if len(places) < MIN_EVEN_BUCKETS or self.times < MIN_EVEN_BUCKETS:
+            return False
+        mean = (places[-1] - places[0]) / (len(places) - 1)
+        return max(after - before for before, after in pairwise(places)) <= max(2, _MAX_GAP * mean)
+
+
+class ShapeTally:
+    """The count over all files of one run.
+
+    Args:
+        watched: marks of kinds of which the last line is wanted.
+    """
+
+    def __init__(self, watched: Set[int] = frozenset()) -> None:
+        self.shapes: dict[int, ShapeCount] = {}
+        self.left_out = 0
+        """Lines that were not looked at, since there are too many kinds."""
+        self.files = 0
+        self._watched = watched
+        self._of_key: dict[int, tuple[ShapeCount, ...]] = {}
+        self._lines = 0
+        """Of the files before."""
+        self._here = 0
+        """Lines of the file at hand."""
+        self._width = 1
+        """Lines of a bucket."""
+        self._tail: list[int] = []
+
+    def add(self, block: bytes, number: int, line_at: LineAt, *, within: bool, ends: bool) -> None:
+        """Count the lines of a block.
+
+        Args:
+            block: without colours.
+            number: of its first line in the file.
+            line_at: makes a line of the file.
+            within: its first line began in a block before, and was counted there.
+            ends: it is the file's last, or last but one.
+        """
+        keys = coarse_keys(block)
+        if within:
+            keys[0] = _BLANK
+        if not block or block.endswith(b"\n"):
+            keys.pop()
+        last = dict(zip(keys, count()))
+        lines: list[bytes] = []
+        if self._wants_more(ends=ends) and (new := last.keys() - self._of_key.keys()):
+            lines = block.split(b"\n")
+            firsts = dict(zip(reversed(keys), range(len(keys) - 1, -1, -1), strict=False))
+            for key in sorted(new, key=firsts.__getitem__):
+                if self._wants_more(ends=ends):
+                    self._of_key[key] = self._look_at(lines[firsts[key]], number + firsts[key], line_at, ends=ends)
+        for key, times in Counter(keys).items():
+            known = self._of_key.get(key)
+            if known is None:
+                self.left_out += times
+                continue
+            for shape_count in known:
+                shape_count.times += times
+                if shape_count.mark in self._watched:
+                    lines = lines or block.split(b"\n")
+                    shape_count.last = _the_later(
+                        shape_count.last, line_at(lines[last[key]].rpartition(b"\r")[2], number + last[key])
+                    )
+        self._note_places(keys, self._lines + number - 1)
+        self._tail = [*self._tail, *(key for key in keys[-CLOSING_LINES:] if key != _BLANK)][-CLOSING_LINES:]
+        self._here = number - 1 + len(keys)
+
+    def end_file(self) -> None:
+        """Take note that the file is over."""
+        for key in self._tail:
+            for shape_count in self._of_key.get(key, ()):
+                shape_count.closes = True
+        self._tail = []
+        self._lines += self._here
+        self._here = 0
+        self.files += 1
+
+    def times(self, text: str) -> int:
+        """Tell how often lines of the same kind as this one stand in the run."""
+        known = self.shapes.get(mark_of(shape_of(text)))
+        return known.times if known else 0
+
+    def goes_on_behind(self, order: int) -> bool:
+        """Whether lines that recur evenly still do so clearly behind that line of the run."""
+        bucket = order // self._width
+        return any(shape.buckets >> (bucket + 1) and shape.is_even for shape in self.shapes.values())
+
+    def _wants_more(self, *, ends: bool) -> bool:
+        return len(self._of_key) < MAX_KEYS * (MORE_AT_THE_END if ends else 1)
+
+    def _look_at(self, piece: bytes, number: int, line_at: LineAt, *, ends: bool) -> tuple[ShapeCount, ...]:
+        found: dict[int, ShapeCount] = {}
+        for part in piece.split(b"\r", MAX_PARTS)[:MAX_PARTS]:
+            line = line_at(part, number) if part else None
+            shape = shape_of(line.text) if line else ""
+            if not line or not shape:
+                continue
+            mark = mark_of(shape)
+            known = self.shapes.get(mark)
+            if known is None and len(self.shapes) < MAX_SHAPES * (MORE_AT_THE_END if ends else 1):
+                line = msgspec.structs.replace(line, text=line.text[:MAX_SHAPED_TEXT])
+                known = self.shapes[mark] = ShapeCount(mark, shape, line)
+            if known:
+                found[mark] = known
+            else:
+                self.left_out += 1
+        return tuple(found.values())
+
+    def _note_places(self, keys: Sequence[int], before: int) -> None:
+        """Note in which parts of the run they stand. before: lines of the run before them."""
+        while before + len(keys) > _BUCKETS * self._width:
+            self._width *= 2
+            for shape_count in self.shapes.values():
+                shape_count.buckets = _halved(shape_count.buckets)
+        at = 0
+        while at < len(keys):
+            bucket, into = divmod(before + at, self._width)
+            end = at + self._width - into
+            bit = 1 << bucket
+            for key in set(keys[at:end]):
+                for shape_count in self._of_key.get(key, ()):
+                    shape_count.buckets |= bit
+            at = end
+
+
+_BLANK: Final = hash(b"")
+
+
+def _halved(buckets: int) -> int:
+    """Put each two neighbouring bits together."""
+    bits = (buckets | buckets >> 1) & 0x5555555555555555
+    for mask, distance in _MASK_OF_EVEN:
+        bits = (bits | bits >> distance) & mask
+    return bits
+
+
+def _the_later(one: LogLine | None, other: LogLine) -> LogLine:
+    return other if one is None or other.order >= one.order else one
