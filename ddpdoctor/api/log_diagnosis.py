@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from ddpdoctor.engine.registry import Catalogue
     from ddpdoctor.facts.log import Log
     from ddpdoctor.facts.snapshot import Snapshot
+    from ddpdoctor.logs.analyze.good_runs import GoodRuns, RunComparison
     from ddpdoctor.logs.diagnosis import LogJudgement
+    from ddpdoctor.logs.match.shape_tally import ShapeTally
     from ddpdoctor.report.contract import Report
     from ddpdoctor.report.document import Document
 
@@ -72,6 +74,7 @@ def diagnose_log(
     snapshot: str | None = None,
     python: str | None = None,
     signs: Sequence[str | os.PathLike[str]] = (),
+    good: Sequence[str | os.PathLike[str]] = (),
 ) -> LogResult:
     """Find in the logs of a run what failed first, on which rank and host, why, and what to do.
 
@@ -81,6 +84,7 @@ def diagnose_log(
         snapshot: hold it against this saved snapshot of the host that failed.
         python: with `here`, the Python in which training runs; None: the active environment's.
         signs: files, or folders of them, with log signs of the site's own, beside those of /etc/ddpdoctor/signs and of the user's folder.
+        good: logs of runs of the same command that ended well, each a file or a folder: what stands in those as well is no cause.
 
     Raises:
         UsageError: the arguments contradict each other, or a file of signs is wrong.
@@ -93,20 +97,35 @@ def diagnose_log(
         raise UsageError("--python is for --here")
     if not names:
         raise UsageError("no log is named")
-    refuse_empty(snapshot=snapshot, python=python, signs=[os.fspath(path) for path in signs])
+    refuse_empty(
+        snapshot=snapshot,
+        python=python,
+        signs=[os.fspath(path) for path in signs],
+        good=[os.fspath(path) for path in good],
+    )
     if not all(name.strip() for name in names):
         raise UsageError("the name of a log is empty; is the variable in it set?")
-    if [*names, snapshot].count(STDIN) > 1:
+    good_names = list(dict.fromkeys(os.fspath(path) for path in good))
+    if both := [name for name in good_names if name in names]:
+        raise UsageError(f"{both[0]} is named as the log of this run, and by --good as that of a good one")
+    if [*names, *good_names, snapshot].count(STDIN) > 1:
         raise UsageError("standard input (-) can be read once only")
+    from ddpdoctor.logs.analyze.good_runs import RunComparison, beside_good_runs
+    from ddpdoctor.logs.match.shape_tally import ShapeTally
     from ddpdoctor.logs.reading import NO_TEXT
 
     checks = _catalogue(signs)
     host = None if snapshot is None else _saved(snapshot)
-    log = _read(list(dict.fromkeys(names)), checks)
+    good_runs, refused = _good_runs(good_names, checks)
+    tally = ShapeTally(good_runs.even) if good_runs else None
+    log = _read(list(dict.fromkeys(names)), checks, tally)
     if not any(file.bytes and not file.problem.startswith(NO_TEXT) for file in log.files):
         problems = [f"{_file_name(file.name)}: {file.problem or 'there is nothing in it'}" for file in log.files]
         raise NoVerdictError(COMMAND, problems)
-    return LogResult(_judged(log, host, checks, here=here, python=python))
+    comparison = RunComparison(refused=refused) if refused else None
+    if good_runs and tally:
+        log, comparison = beside_good_runs(log, tally, good_runs, checks, refused)
+    return LogResult(_judged(log, host, checks, comparison, here=here, python=python))
 
 
 def _file_name(path: str) -> str:
@@ -153,7 +172,31 @@ def _catalogue(signs: Sequence[str | os.PathLike[str]]) -> Catalogue:
         raise UsageError(f"--signs: {error}") from error
 
 
-def _read(paths: Sequence[str], checks: Catalogue) -> Log:
+def _good_runs(paths: Sequence[str], checks: Catalogue) -> tuple[GoodRuns | None, tuple[tuple[str, str], ...]]:
+    """Read the logs of good runs; None where there are none. Also the name of each that isn't one, and why.
+
+    Raises:
+        NoVerdictError: one of them can't be read.
+    """
+    from ddpdoctor.logs.analyze.good_runs import GoodRuns
+    from ddpdoctor.logs.comparing import NotGoodError, taken_for_good
+    from ddpdoctor.logs.match.shape_tally import ShapeTally
+
+    runs, refused = [], []
+    for path in paths:
+        tally = ShapeTally()
+        log = _read([path], checks, tally)
+        if not any(file.bytes for file in log.files):
+            problem = next((file.problem for file in log.files if file.problem), "there is nothing in it")
+            raise NoVerdictError(COMMAND, [f"--good {_file_name(path)}: {problem}"])
+        try:
+            runs.append(taken_for_good(_file_name(path), log, tally, checks))
+        except NotGoodError as error:
+            refused.append((_file_name(path), str(error)))
+    return GoodRuns(runs) if runs else None, tuple(refused)
+
+
+def _read(paths: Sequence[str], checks: Catalogue, shapes: ShapeTally | None) -> Log:
     from ddpdoctor.logs.match.wanted_signs import vocabulary
     from ddpdoctor.logs.reading import read_logs
 
@@ -161,13 +204,15 @@ def _read(paths: Sequence[str], checks: Catalogue) -> Log:
     line = StatusLine(reading.words, delay=1.0)
     try:
         if STDIN not in paths:
-            return read_logs(paths, stdin=io.BytesIO(), vocabulary=vocabulary(checks), progress=reading.told)
+            return read_logs(
+                paths, stdin=io.BytesIO(), vocabulary=vocabulary(checks), progress=reading.told, shapes=shapes
+            )
         if terminal_is_ours() and os.isatty(0):
             print(
                 "Waiting for a log on standard input: paste it, then press Ctrl-D on a line by itself", file=sys.stderr
             )
         with os.fdopen(0, "rb", buffering=0, closefd=False) as stdin:
-            return read_logs(paths, stdin=stdin, vocabulary=vocabulary(checks), progress=reading.told)
+            return read_logs(paths, stdin=stdin, vocabulary=vocabulary(checks), progress=reading.told, shapes=shapes)
     except StoppedBySignal as stopped:
         stopped.text = "Stopped while the log was read; no verdict."
         raise
@@ -175,7 +220,15 @@ def _read(paths: Sequence[str], checks: Catalogue) -> Log:
         line.close()
 
 
-def _judged(log: Log, host: Snapshot | None, checks: Catalogue, *, here: bool, python: str | None) -> LogJudgement:
+def _judged(
+    log: Log,
+    host: Snapshot | None,
+    checks: Catalogue,
+    comparison: RunComparison | None,
+    *,
+    here: bool,
+    python: str | None,
+) -> LogJudgement:
     from ddpdoctor.logs.analyze.settings import settings_of
     from ddpdoctor.logs.diagnosis import groups_that_decide, judge_log
     from ddpdoctor.probes.session import collect_facts, start_probes
@@ -186,4 +239,4 @@ def _judged(log: Log, host: Snapshot | None, checks: Catalogue, *, here: bool, p
             python, quick=not {"torch", "libraries"} & groups, settings=settings_of(log, os.environ, checks)
         )
         host = collect_facts(context, groups | {"machine", "container"})
-    return look_into_script(judge_log(log, checks, host))
+    return look_into_script(judge_log(log, checks, host, comparison=comparison))

@@ -33,6 +33,13 @@ def diagnose_log(
             help="Also log signs of your site's own, from this file or folder. Repeatable.",
         ),
     ] = None,
+    good: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Compare with this log, or folder, of a run that ended well. Repeatable.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
     as_markdown: Annotated[
         bool,
@@ -51,18 +58,22 @@ def diagnose_log(
 
     Logs of torchrun (folders of --log-dir, too), srun, mpirun, kubectl and
     others, of any size, also compressed by gzip. What only followed, and what
-    healthy runs print as well, is told apart from the cause. Nothing in a log
-    is run, and nothing is sent.
+    healthy runs print as well, is told apart from the cause; with --good that
+    is learned from the log of a run that ended well. Nothing in a log is run,
+    and nothing is sent.
 
     Exit code: 1 the report names an illness, an ordinary error of the script,
     or an end from outside. 0 nothing in it speaks of a failure. 2 no verdict:
-    something failed that is not known here, only what followed was logged, or
-    a log could not be read; or wrong usage.
+    something failed that is not known here, only what followed was logged, it
+    stops earlier than good runs without a word, or a log could not be read; or
+    wrong usage.
     """
     form = ReportForm(as_json=as_json, as_markdown=as_markdown, verbose=verbose, quiet=quiet)
     from ddpdoctor.api import log_diagnosis
 
     with form.refusals():
-        result = log_diagnosis.diagnose_log(paths, here=here, snapshot=snapshot, python=python, signs=signs or ())
+        result = log_diagnosis.diagnose_log(
+            paths, here=here, snapshot=snapshot, python=python, signs=signs or (), good=good or ()
+        )
     form.print(result)
     raise typer.Exit(result.exit_code())

@@ -5,6 +5,7 @@ In come files; out goes which rank failed first, and of what.
 
 __all__ = [
     "analyze",
+    "comparing",
     "diagnosis",
     "exceptions",
     "match",

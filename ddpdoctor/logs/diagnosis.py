@@ -19,12 +19,12 @@ from ddpdoctor.engine.log_traits import Particulars
 from ddpdoctor.engine.planning import plan_for
 from ddpdoctor.engine.redaction import redact_facts
 from ddpdoctor.engine.registry import Catalogue, Check, Result, diagnose
-from ddpdoctor.facts.log import Log, LoggedStack, SignMatch
+from ddpdoctor.facts.log import Log, LoggedStack, LogLine, SignMatch
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.logs.analyze.attempts import attempts_of
 from ddpdoctor.logs.analyze.deciding_commands import deciding
-from ddpdoctor.logs.analyze.good_runs import Comparison
+from ddpdoctor.logs.analyze.good_runs import RunComparison
 from ddpdoctor.logs.analyze.illness_traits import by_log_alone
 from ddpdoctor.logs.analyze.kernel_kills import of_this_log
 from ddpdoctor.logs.analyze.settings import as_the_log_names, looked_at
@@ -90,7 +90,7 @@ class LogJudgement(msgspec.Struct, frozen=True, kw_only=True):
     also: tuple[Diagnosis, ...] = ()
     explanations: tuple[Explanation, ...] = ()
     """What in the run's script may have brought it about, where that was looked at."""
-    comparison: Comparison | None = None
+    comparison: RunComparison | None = None
     """The run beside good ones, where there are some."""
 
     @property
@@ -110,6 +110,14 @@ class LogJudgement(msgspec.Struct, frozen=True, kw_only=True):
         return nothing and self.comparison is not None and self.comparison.ends_early
 
     @property
+    def new_before_it(self) -> LogLine | None:
+        """Where the failure itself says nothing of why: the first line of before, in no good run, that speaks of something bad."""
+        lead = self.verdict.lead
+        if self.comparison is None or self.verdict.raised or lead is None:
+            return None
+        return next((line for line in self.comparison.new_errors if line.order < lead.order), None)
+
+    @property
     def word(self) -> Verdict:
         """The exit code follows from it. A warning where nothing says that the run failed."""
         word = VERDICTS[self.verdict.outcome]
@@ -126,7 +134,7 @@ def judge_log(
     host: Snapshot | None = None,
     *,
     watched: bool = False,
-    comparison: Comparison | None = None,
+    comparison: RunComparison | None = None,
 ) -> LogJudgement:
     """Judge a log.
 

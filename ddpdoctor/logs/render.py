@@ -15,6 +15,7 @@ from ddpdoctor.logs.analyze.deciding_commands import deciding
 from ddpdoctor.logs.analyze.sightings import lines
 from ddpdoctor.logs.analyze.verdict import RunOutcome
 from ddpdoctor.logs.diagnosis import Diagnosis, HostVerdict, LogJudgement
+from ddpdoctor.logs.render_comparison import comparison_section
 from ddpdoctor.logs.render_steps import next_steps
 from ddpdoctor.logs.render_words import (
     NOT_IN_A_LOG,
@@ -98,6 +99,7 @@ def log_document(
             _traceback(judgement, verbose=verbose),
             _stacks(judgement),
             _others(judgement),
+            comparison_section(judgement, verbose=verbose),
             *(() if first else explained),
             _followed(judgement, verbose=verbose),
             _attempts(judgement),

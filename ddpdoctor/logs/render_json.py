@@ -9,6 +9,7 @@ import msgspec
 
 from ddpdoctor.facts.log import Log, LogLine, SignMatch
 from ddpdoctor.knowledge.log_topics import LogTopic
+from ddpdoctor.logs.analyze.good_runs import RunComparison
 from ddpdoctor.logs.analyze.verdict import RunOutcome
 from ddpdoctor.logs.diagnosis import Diagnosis, HostVerdict, LogJudgement
 from ddpdoctor.logs.render_words import headline, judged_as, noise, own_errors, unread
@@ -17,12 +18,16 @@ from ddpdoctor.report.reported_log import (
     HeldName,
     OutcomeName,
     ReportedAttempt,
+    ReportedComparison,
     ReportedEffect,
     ReportedException,
     ReportedExit,
     ReportedLine,
     ReportedLog,
+    ReportedMissing,
     ReportedNoise,
+    ReportedRefusal,
+    ReportedStop,
     ReportedSuspect,
 )
 
@@ -79,6 +84,7 @@ def reported_log(judgement: LogJudgement) -> ReportedLog:
             *(_own_error(judgement, *error) for error in own_errors(verdict)),
             *(_suspect(log, diagnosis) for diagnosis in judgement.also),
         ),
+        comparison=_comparison(log, judgement.comparison) if judgement.comparison else None,
         effects=_effects(log, verdict.effects),
         noise=tuple(mirror(ReportedNoise, message) for message in noise(log, judgement.catalogue)),
         not_kept=log.more,
@@ -91,6 +97,18 @@ def reported_log(judgement: LogJudgement) -> ReportedLog:
             )
             for log_verdict in verdict.elsewhere
         ),
+    )
+
+
+def _comparison(log: Log, comparison: RunComparison) -> ReportedComparison:
+    return mirror(
+        ReportedComparison,
+        comparison,
+        refused=tuple(ReportedRefusal(name=name, why=why) for name, why in comparison.refused),
+        new=tuple(_line(log, line) for line in comparison.new),
+        missing=tuple(mirror(ReportedMissing, line) for line in comparison.missing),
+        stopped=tuple(mirror(ReportedStop, stopped, line=_line(log, stopped.line)) for stopped in comparison.stopped),
+        alike_until=_line(log, comparison.alike_until) if comparison.alike_until else None,
     )
 
 

@@ -95,6 +95,8 @@ def is_contradicted(judgement: LogJudgement) -> bool:
 
 def _told(judgement: LogJudgement) -> str:
     log, verdict = judgement.log, judgement.verdict
+    if judgement.stops_without_a_word:
+        return f"{nothing(log)}, but it stops before what good runs go on with{_first_new(judgement)}"
     if verdict.outcome is RunOutcome.NOTHING:
         return f"{_last_went_on(verdict) or nothing(log)}{_survived(log, verdict)}"
     if verdict.outcome is RunOutcome.EFFECTS_ONLY:
@@ -104,7 +106,11 @@ def _told(judgement: LogJudgement) -> str:
             told = f"{capital(ranks_named(verdict.silent))} {_how_silent(log, verdict, judgement.catalogue)}"
         fits = judgement.opinions[0] if judgement.opinions else None
         told = f"{told}; perhaps: {_within(named(fits))}" if fits else told
-        return f"{told}; before that it says: {clip(quoted(verdict.said[0].text))}" if verdict.said else told
+        return (
+            f"{told}; before that it says: {clip(quoted(verdict.said[0].text))}"
+            if verdict.said
+            else f"{told}{_first_new(judgement)}"
+        )
     if verdict.outcome is RunOutcome.UNRECOGNISED:
         adds = "".join(
             f"; it adds: {clip(quoted(log_line.text))}"
@@ -130,7 +136,14 @@ def _told(judgement: LogJudgement) -> str:
         return f"{who_first(log, verdict)}; {doubt}: {_within(summary)}"
     if verdict.outcome is RunOutcome.STOPPED or verdict.lead is None:
         return summary
-    return f"{who_first(log, verdict)}: {_within(summary)}"
+    new = _first_new(judgement) if verdict.outcome is RunOutcome.USER_ERROR and judgement.new_before_it else ""
+    return f"{who_first(log, verdict)}: {_within(summary)}{new}"
+
+
+def _first_new(judgement: LogJudgement) -> str:
+    """ "; new in this run: lane 3 is degraded"."""
+    found = judgement.comparison.new_errors if judgement.comparison else ()
+    return f"; new in this run: {clip(quoted(found[0].text))}" if found else ""
 
 
 def doubtful(judgement: LogJudgement) -> str:
@@ -447,9 +460,13 @@ def outcome(judgement: LogJudgement) -> str:
             return f"The Python that ran the script doesn't find {module}; nothing else speaks of an illness"
         if verdict.raised and server_unreached(verdict.raised):
             return "A server that the script asks doesn't answer; nothing speaks of a mistake in the script"
+        if judgement.new_before_it:
+            return "The script ended itself, and doesn't say why; what is new in this run may be the reason"
         return "An ordinary error of the script; nothing speaks of an illness of the machine or its packages"
     if verdict.outcome is RunOutcome.EFFECTS_ONLY and (cause := judgement.cause_in_script):
         return f"The log doesn't name the cause; {cause.finding.place} does"
+    if judgement.stops_without_a_word:
+        return "No verdict: it stops earlier than good runs, and doesn't say why"
     return {
         RunOutcome.STOPPED: "The run was ended from outside",
         RunOutcome.UNRECOGNISED: "No verdict: something failed that is not known here",

@@ -80,10 +80,51 @@ class ReportedAttempt(msgspec.Struct, frozen=True, kw_only=True):
     lead: ReportedLine | None
 
 
+class ReportedStop(msgspec.Struct, frozen=True, kw_only=True):
+    """The last of lines that recur evenly in good runs, and less often here. good_times: how often in each of them at least."""
+
+    line: ReportedLine
+    times: int
+    good_times: int
+
+
+class ReportedMissing(msgspec.Struct, frozen=True, kw_only=True):
+    """A line that stands in every good run, as in the first of them, and none like it in this run."""
+
+    file: str
+    number: int
+    text: str
+
+
+class ReportedRefusal(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that was to be a good one and isn't, and why."""
+
+    name: str
+    why: str
+
+
+class ReportedComparison(msgspec.Struct, frozen=True, kw_only=True):
+    """A run beside good ones (--good). good: those that it was compared with. new: at most 20 lines of kinds that are in no good run and that
+    nothing else in the report accounts for: those that speak of an error, else the last ones; new_kinds: all such kinds. alike_until:
+    the latest line as good runs have them evenly. ends_early: it stops before what every good run goes on with. whole: false where
+    there are more kinds of lines than are kept."""
+
+    good: tuple[str, ...]
+    refused: tuple[ReportedRefusal, ...]
+    new: tuple[ReportedLine, ...]
+    new_kinds: int
+    missing: tuple[ReportedMissing, ...]
+    stopped: tuple[ReportedStop, ...]
+    alike_until: ReportedLine | None
+    ends_early: bool
+    whole: bool
+
+
 class ReportedLog(msgspec.Struct, frozen=True, kw_only=True):
     """The diagnosis of a log. lead: the line in which the failure shows itself first; rank, host, time: its own, null or "" where the log
     doesn't tell. suspects: at most three, the likeliest first; also: what else the log speaks of, and the failure doesn't come from.
-    not_kept: further messages that were only counted. attempt: of a launcher that started the ranks again, the one that all this is on."""
+    not_kept: further messages that were only counted. attempt: of a launcher that started the ranks again, the one that all this is on.
+    comparison: with runs that ended well; null where none were named."""
 
     outcome: OutcomeName
     headline: str
@@ -105,3 +146,4 @@ class ReportedLog(msgspec.Struct, frozen=True, kw_only=True):
     not_kept: int
     attempt: int = 0
     other_attempts: tuple[ReportedAttempt, ...] = ()
+    comparison: ReportedComparison | None = None

@@ -129,8 +129,8 @@ def lines(seed: int) -> Iterator[str]:
             yield f"[default{rank}]:iteration {step:8}/ 500000 | consumed samples: {step * 64:12} | elapsed time per iteration (ms): {chance.random() * 1000:.1f} | lm loss: {chance.random():.6E} | grad norm: {chance.random():.3f}\n"
 
 
-def write_log(path: Path, mib: int, lines: Callable[[int], Iterator[str]] = lines) -> None:
-    """A log of that size: pieces of at most 16 MiB, each different, in turn."""
+def write_log(path: Path, mib: int, lines: Callable[[int], Iterator[str]] = lines, end: str = END) -> None:
+    """A log of that size: pieces of at most 16 MiB, each different, in turn. end: what it says last."""
     pieces, most = [], min(mib, 16) << 20
     for seed in range(4):
         source, piece, size = lines(seed), list[str](), 0
@@ -142,7 +142,7 @@ def write_log(path: Path, mib: int, lines: Callable[[int], Iterator[str]] = line
         written = 0
         while written < mib << 20:
             written += file.write(pieces[written // len(pieces[0]) % len(pieces)])
-        file.write(END.encode())
+        file.write(end.encode())
 
 
 def matcher_rows(path: Path) -> list[tuple[str, ...]]:
@@ -227,6 +227,25 @@ def _rows(
         yield (name, shape, str(mib), texts, f"{seconds:.1f}", f"{ratio:.2f}", aims[0], f"{peak:.0f}", aims[1])
 
 
+def _row_of_good_run(rounds: list[tuple[Measured, list[Measured]]], mib: int) -> tuple[str, ...]:
+    """The row of two logs that are compared. Its ratio is to both read by themselves."""
+    seconds = statistics.median(both.seconds for both, _ in rounds)
+    ratio = statistics.median(both.seconds / sum(one.seconds for one in apart) for both, apart in rounds)
+    peak = max(both.peak for both, _ in rounds)
+    name = "`ddpdoctor diagnose-log --good`, against both without it"
+    return (
+        name,
+        "a good run, and one that fails",
+        str(2 * mib),
+        "",
+        f"{seconds:.1f}",
+        f"{ratio:.2f}",
+        "below 2",
+        f"{peak:.0f}",
+        f"below {MOST_MIB}",
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mib", type=int, default=1024)
@@ -243,7 +262,7 @@ def main() -> None:
         ("command", "log", "MiB", "texts", "seconds", "against grep", "aim", "peak MiB", "aim")
     ]
     with tempfile.TemporaryDirectory() as folder, measuring() as measure:
-        log, texts = Path(folder, "run.log"), Path(folder, "texts")
+        log, good, texts = Path(folder, "run.log"), Path(folder, "good.log"), Path(folder, "texts")
         if options.matchers:
             write_log(log, options.mib)
             print_table(matcher_rows(log), markdown=options.markdown)
@@ -258,6 +277,22 @@ def main() -> None:
                 read = measure([sys.executable, "-m", "tests.benchmarks.reading_a_log", str(log)])
                 rounds.append((measure(command("diagnose-log", str(log))), read, measure(grep)))
             rows += _rows(rounds, shape, mib, aimed=aimed)
+            if aimed:
+                write_log(good, mib, source, end="training done\n")
+                apart = [("diagnose-log", str(log)), ("diagnose-log", str(good))]
+                rows.append(
+                    _row_of_good_run(
+                        [
+                            (
+                                measure(command(*apart[0], "--good", str(good))),
+                                [measure(command(*words)) for words in apart],
+                            )
+                            for _ in range(options.rounds)
+                        ],
+                        mib,
+                    )
+                )
+                good.unlink()
     print_table(rows, markdown=options.markdown)
 
 

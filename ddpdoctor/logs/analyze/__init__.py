@@ -3,6 +3,7 @@
 __all__ = [
     "endings",
     "false_positives",
+    "good_runs",
     "kernel_kills",
     "script_errors",
     "settings",

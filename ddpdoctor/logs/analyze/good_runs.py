@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cached_property
@@ -21,6 +20,8 @@ from ddpdoctor.logs.parse.shapes import mark_of, shape_of
 
 MAX_TOLD: Final = 20
 """Lines that are told of each kind of difference."""
+CLEARLY_FEWER: Final = 0.95
+"""Times as often as in each good run, below which lines stop earlier: where two ranks write at once, some are put into one."""
 FAR_MORE_OFTEN: Final = 10
 """Times as often as in any good run, from which on a message is not that of a good run any more."""
 LINES_BEFORE_EXIT: Final = 8
@@ -73,7 +74,7 @@ class StoppedLine(msgspec.Struct, frozen=True, kw_only=True):
     good_times: int
 
 
-class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
     """A run beside good ones.
 
     Args:
@@ -118,8 +119,8 @@ def good_run(name: str, log: Log, tally: ShapeTally) -> GoodRun:
     shapes = {
         mark: GoodShape(
             times=shape.times,
-            even=shape.is_even,
-            closes=shape.closes and shape.times <= tally.files,
+            even=tally.is_even(shape),
+            closes=shape.closes,
             order=shape.first.order,
             number=shape.first.number,
             file=log.files[shape.first.file].name,
@@ -131,15 +132,19 @@ def good_run(name: str, log: Log, tally: ShapeTally) -> GoodRun:
     return GoodRun(name=name, shapes=shapes, signs=signs, whole=not tally.left_out)
 
 
-def ended_well(log: Log, verdict: LogVerdict, tally: ShapeTally) -> bool:
-    """Whether nothing in a log says that its run failed. A mere sign of an illness doesn't, if the run went on or came to its end."""
+def without_got_over(log: Log, tally: ShapeTally) -> Log:
+    """Drop the signs of illnesses behind which the run went on as before."""
+    last = [sighting for sighting in log.sightings if not tally.goes_on_behind(sighting.line.order)]
+    return msgspec.structs.replace(log, sightings=tuple(last))
+
+
+def ended_well(log: Log, verdict: LogVerdict) -> bool:
+    """Whether nothing in a log says that its run failed. A mere sign of an illness doesn't, if the run came to its end."""
     if verdict.ended_well or verdict.outcome is RunOutcome.NOTHING:
         return True
-    lead = verdict.lead
-    if lead is None or verdict.raised or verdict.exited or endings(log):
+    if verdict.raised or verdict.exited or endings(log):
         return False
-    last = max((words.line for words in log.last), key=lambda line: line.order, default=None)
-    return tally.goes_on_behind(lead.order) or says_complete(last)
+    return says_complete(max((words.line for words in log.last), key=lambda line: line.order, default=None))
 
 
 class GoodRuns:
@@ -163,6 +168,12 @@ class GoodRuns:
         """Those that recur evenly in each of them."""
         return frozenset(mark for mark in self.in_every if all(run.shapes[mark].even for run in self.runs))
 
+    def has_always(self, mark: int) -> bool:
+        """Whether lines of a kind that is in every run belong to such runs: one that stands in a single run once, and not at its end,
+        may be chance."""
+        shape = self.in_every[mark]
+        return len(self.runs) > 1 or shape.times > 1 or shape.closes
+
     def least(self, mark: int) -> int:
         """Tell how often lines of a kind that is in every run stand in each at least."""
         return min(run.shapes[mark].times for run in self.runs)
@@ -175,15 +186,25 @@ class GoodRuns:
 # --- the run at hand ------------------------------------------------------------------------------------------------------
 
 
-def beside_good_runs(log: Log, tally: ShapeTally, good: GoodRuns, catalogue: Catalogue) -> tuple[Log, Comparison]:
-    """Compare a run with good ones; return its log, in which what stands in those as well is noise, and what differs."""
+def beside_good_runs(
+    log: Log, tally: ShapeTally, good: GoodRuns, catalogue: Catalogue, refused: tuple[tuple[str, str], ...] = ()
+) -> tuple[Log, RunComparison]:
+    """Compare a run with good ones; return its log, in which what stands in those as well is noise, and what differs.
+
+    Args:
+        log: of the run.
+        tally: the kinds of its lines, those watched that recur evenly in good runs.
+        good: the good runs.
+        catalogue: the checks to judge it by.
+        refused: name of each log that was to be a good one and isn't, and why.
+    """
     without = _Without(log, tally, good)
     # An exception that a good run got over may end another one, where nothing else does.
     strict = without(exceptions=True)
     verdict = verdict_of(strict, catalogue)
     shown = verdict.raised is not None or any(suspect.sightings for suspect in verdict.suspects)
     kept = strict if shown and verdict.outcome in _NAMED else without(exceptions=False)
-    return kept, _comparison(kept, tally, good)
+    return kept, msgspec.structs.replace(_comparison(kept, tally, good), refused=refused)
 
 
 class _Without:
@@ -220,17 +241,19 @@ class _Without:
         return 0 < self._tally.times(line.text) <= FAR_MORE_OFTEN * self._good.most(mark)
 
 
-def _comparison(log: Log, tally: ShapeTally, good: GoodRuns) -> Comparison:
+def _comparison(log: Log, tally: ShapeTally, good: GoodRuns) -> RunComparison:
     here, every = tally.shapes, good.in_every
     new = sorted((shape for mark, shape in here.items() if not good.most(mark)), key=lambda shape: shape.first.order)
     accounted = _Accounted(log)
     untold = [shape.first for shape in new if shape.first not in accounted]
     bad = [line for line in untold if sounds_bad(line.text)]
-    missing = sorted((mark for mark in every if mark not in here), key=lambda mark: every[mark].order)
+    missing = sorted(
+        (mark for mark in every if mark not in here and good.has_always(mark)), key=lambda mark: every[mark].order
+    )
     stopped = _stopped(here, good)
     closing = [mark for mark in every if all(run.shapes[mark].closes for run in good.runs)]
     whole = all(run.whole for run in good.runs) and not tally.left_out
-    return Comparison(
+    return RunComparison(
         good=tuple(run.name for run in good.runs),
         new=tuple(map(_redacted, bad[:MAX_TOLD] if bad else untold[-MAX_TOLD:])),
         new_kinds=len(new),
@@ -251,7 +274,7 @@ def _stopped(here: dict[int, ShapeCount], good: GoodRuns) -> tuple[StoppedLine, 
     found = [
         StoppedLine(line=_redacted(shape.last), times=shape.times, good_times=good.least(mark))
         for mark in good.even
-        if (shape := here.get(mark)) and shape.last and shape.times < good.least(mark)
+        if (shape := here.get(mark)) and shape.last and shape.times < CLEARLY_FEWER * good.least(mark)
     ]
     return tuple(sorted(found, key=lambda stopped: -stopped.good_times))
 
@@ -271,24 +294,28 @@ class _Accounted:
         self._healthy = [noise.text for noise in log.noise]
         self._spans: dict[object, list[tuple[int, int]]] = {}
         for sighting in log.sightings:
-            self._add(sighting.line, sighting.line.order, sighting.line.order)
+            self._add(_stream(sighting.line), sighting.line.order, sighting.line.order)
         for raised in log.raised:
-            self._add(raised.line, raised.began.order, raised.line.order + raised.below)
+            self._add(_stream(raised.line), raised.began.order, raised.line.order + raised.below)
         for process_exit in log.exited:
             order = process_exit.line.order
-            self._add(process_exit.line, order - LINES_BEFORE_EXIT, order + LINES_OF_EXIT)
+            # Its words on one rank stand among those on others.
+            self._add(process_exit.line.file, order - LINES_BEFORE_EXIT, order + LINES_OF_EXIT)
         for spans in self._spans.values():
             spans.sort()
 
     def __contains__(self, line: LogLine) -> bool:
-        spans = self._spans.get(_stream(line), ())
-        at = bisect_right(spans, (line.order, sys.maxsize)) - 1
-        # Two launchers' words may overlap.
-        within = any(end >= line.order for _, end in spans[max(at - 1, 0) : at + 1])
-        return within or any(text in line.text for text in self._healthy)
+        return any(self._holds(key, line.order) for key in (_stream(line), line.file)) or any(
+            text in line.text for text in self._healthy
+        )
 
-    def _add(self, line: LogLine, begin: int, end: int) -> None:
-        self._spans.setdefault(_stream(line), []).append((begin, end))
+    def _holds(self, key: object, order: int) -> bool:
+        spans = self._spans.get(key, [])
+        at = bisect_right(spans, order, key=lambda span: span[0]) - 1
+        return at >= 0 and spans[at][1] >= order
+
+    def _add(self, key: object, begin: int, end: int) -> None:
+        self._spans.setdefault(key, []).append((begin, end))
 
 
 def _stream(line: LogLine) -> object:

@@ -2,5 +2,6 @@
 
 __all__ = [
     "gathering",
+    "shape_tally",
     "wanted_signs",
 ]

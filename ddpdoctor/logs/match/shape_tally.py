@@ -19,7 +19,7 @@ MAX_KEYS: Final = 30_000
 """Coarse keys whose lines were looked at."""
 MORE_AT_THE_END: Final = 1.25
 """Times as many of both where a file ends: what a run says last tells most."""
-CLOSING_LINES: Final = 12
+CLOSING_LINES: Final = 40
 """Lines at a file's end that close it."""
 MAX_PARTS: Final = 64
 """Parts of a line between carriage returns that are looked at."""
@@ -51,17 +51,13 @@ class ShapeCount:
     buckets: int = 0
     last: LogLine | None = None
     """Only of kinds that are watched."""
-    closes: bool = False
-    """It stands among a file's last lines."""
+    closing: int = 0
+    """How often it stands among a file's last lines."""
 
     @property
-    def is_even(self) -> bool:
-        """Whether it recurs in equal distances, as a training's steps do."""
-        places = [place for place in range(_BUCKETS) if self.buckets >> place & 1]
-        if len(places) < MIN_EVEN_BUCKETS or self.times < MIN_EVEN_BUCKETS:
-            return False
-        mean = (places[-1] - places[0]) / (len(places) - 1)
-        return max(after - before for before, after in pairwise(places)) <= max(2, _MAX_GAP * mean)
+    def closes(self) -> bool:
+        """Whether it stands nowhere else."""
+        return self.closing == self.times
 
 
 class ShapeTally:
@@ -129,7 +125,7 @@ class ShapeTally:
         """Take note that the file is over."""
         for key in self._tail:
             for shape_count in self._of_key.get(key, ()):
-                shape_count.closes = True
+                shape_count.closing += 1
         self._tail = []
         self._lines += self._here
         self._here = 0
@@ -140,10 +136,20 @@ class ShapeTally:
         known = self.shapes.get(mark_of(shape_of(text)))
         return known.times if known else 0
 
+    def is_even(self, shape: ShapeCount) -> bool:
+        """Whether lines of a kind recur in equal distances throughout the run, or one of its files, as a training's steps do."""
+        places = [place for place in range(_BUCKETS) if shape.buckets >> place & 1]
+        if len(places) < MIN_EVEN_BUCKETS or shape.times < MIN_EVEN_BUCKETS:
+            return False
+        span = places[-1] - places[0]
+        mean = span / (len(places) - 1)
+        widest = max(after - before for before, after in pairwise(places))
+        return widest <= max(2, _MAX_GAP * mean) and span * self._width * 2 * self.files >= self._lines
+
     def goes_on_behind(self, order: int) -> bool:
         """Whether lines that recur evenly still do so clearly behind that line of the run."""
         bucket = order // self._width
-        return any(shape.buckets >> (bucket + 1) and shape.is_even for shape in self.shapes.values())
+        return any(shape.buckets >> (bucket + 1) and self.is_even(shape) for shape in self.shapes.values())
 
     def _wants_more(self, *, ends: bool) -> bool:
         return len(self._of_key) < MAX_KEYS * (MORE_AT_THE_END if ends else 1)
