@@ -98,7 +98,7 @@ def test_exit_codes_of_snapshots(sick: Path, healthy: Path) -> None:
         (["explain", "apex", "--python", "/nope/python"], "--python PATH"),
         (["chekc"], "chekc"),
         (["check", "--snapshot", "missing.json"], "No such file"),
-        (["snapshot", "-o", "/no/such/folder/host.json"], "No such file"),
+        (["snapshot", "-o", "/no/such/folder/host.json"], "there is no folder /no/such/folder"),
     ],
 )
 def test_wrong_usage_exits_2_with_a_sentence(arguments: list[str], words: str) -> None:
