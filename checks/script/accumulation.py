@@ -7,12 +7,17 @@ from typing import Final
 
 from ddpdoctor.base.findings import INFO, WARN, Finding, Fix, Owner
 from ddpdoctor.base.lazy_patterns import compile_lazily
+from ddpdoctor.checks.script.fix_code import FixCode, fix_with, is_whole, statement_of
 from ddpdoctor.checks.script.script_facts import at, may_be_on_some_ranks, reached, require_distributed
 from ddpdoctor.checks.script.turns import modulus_of, turn_of
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.script import Condition, LibraryCall, OriginKind, Role, Script, SetAttribute, Value
 
 _FLAG: Final = ".require_backward_grad_sync"
+_COUNTED: Final = compile_lazily(
+    r"for (?P<turn>\w+)(?:,.*)? in (?:range\((?P<count>[\w.]+)\)|enumerate\((?P<items>[\w.]+)\)):"
+)
+"""Loops that say which turn is their last."""
 _NOT_THE_OPTIMIZER: Final = compile_lazily(r"sched|lr_|warm|prof|swa|env")
 """What else has a method step."""
 
@@ -115,7 +120,7 @@ def _averaged_each_time(script: Script, wrap: LibraryCall, backward: LibraryCall
         at(backward.loops[-1].place, "the loop over micro-batches"),
         at(backward.place, "each averages over all ranks"),
         at(step.place, "one step for all of them"),
-        _fix(backward),
+        _average_in_last(script, backward, _is_last(backward, step)),
         severity=WARN if is_certain else INFO,
         place=backward.place,
     )
@@ -141,14 +146,61 @@ def _default(script: Script, name: str) -> str:
     return ""
 
 
-def _fix(backward: LibraryCall) -> Fix:
+def _is_last(backward: LibraryCall, step: LibraryCall) -> str:
+    """The expression for "the step follows", as the script can write it where the gradients are computed; "" where it is not known."""
+    chosen = _chosen_turns(step, backward)
+    if chosen is not None:
+        return _test_of(chosen) if step.callers == backward.callers else ""
+    (loop,) = backward.loops[-1:]
+    counted = _COUNTED.fullmatch(loop.place.text)
+    if counted is None:
+        return ""
+    return f"{counted['turn']} == {counted['count'] or 'len(' + counted['items'] + ')'} - 1"
+
+
+def _test_of(condition: Condition) -> str:
+    text = condition.test.text
+    if not is_whole(text):
+        return ""
+    return f"not ({text})" if condition.is_negated else text
+
+
+def _average_in_last(script: Script, backward: LibraryCall, is_last: str) -> Fix:
+    forward = _forward_of(script, backward)
+    text = "Average in the last micro-batch alone: all others, forward and backward, within no_sync()"
+    if forward is None or forward.receiver is None or forward.callers != backward.callers or not is_last:
+        return Fix(f"{text} of the wrapped model, at {backward.place}")
+    code = FixCode(script, backward.place)
+    quiet = f"with {code.name('contextlib.nullcontext')}() if {is_last} else {forward.receiver.text}.no_sync():"
+    if forward.statement == backward.statement:
+        return fix_with(text, code.block(quiet, statement_of(backward)), backward.place)
+    passes = statement_of(forward), statement_of(backward)
+    if not all(passes) or not _follow_each_other(forward, backward):
+        return Fix(
+            f"{text}. Indent all from {forward.place} to {backward.place} under this line, which takes the place of the dots",
+            code.lines(quiet, "    ..."),
+        )
+    return Fix(text, code.block(quiet, [line for statement in passes for line in statement]))
+
+
+def _follow_each_other(forward: LibraryCall, backward: LibraryCall) -> bool:
+    """Whether nothing stands between two statements."""
+    first, second = forward.statement, backward.statement
+    if first is None or second is None or first.place.file != second.place.file:
+        return False
+    return first.place.line + len(first.lines) == second.place.line and first.place.column == second.place.column
+
+
+def _at_same_turn(script: Script, quiet: LibraryCall, averaged: Condition, made: Condition) -> Fix:
+    test = _test_of(made)
+    text = f"Average where the step is made: ask at {averaged.place} for what is asked at {made.place}"
+    if not test or quiet.receiver is None or not is_whole(quiet.receiver.text):
+        return Fix(text)
+    code = FixCode(script, quiet.place)
+    context = f"{code.name('contextlib.nullcontext')}() if {test} else {quiet.receiver.text}.no_sync()"
     return Fix(
-        "Average in the last micro-batch alone; the forward pass belongs into the block, too",
-        (
-            "with contextlib.nullcontext() if is_last else model.no_sync():",
-            "    loss = model(batch)",
-            f"    {backward.place.text}",
-        ),
+        f"{text}; forward and backward, as before, take the place of the dots",
+        code.lines(f"with {context}:", "    ..."),
     )
 
 
@@ -164,13 +216,7 @@ def _averaged_in_another(script: Script) -> Iterator[Finding]:
                     at(averaged.place, "averaged, or not"),
                     at(made.place, "the step is made, or not"),
                     at(step.place, "the step"),
-                    Fix(
-                        "Ask for the same iteration in both places",
-                        (
-                            f"is_last = not ({made.test.text})" if made.is_negated else f"is_last = {made.test.text}",
-                            "with contextlib.nullcontext() if is_last else model.no_sync():",
-                        ),
-                    ),
+                    _at_same_turn(script, quiet, averaged, made),
                     place=quiet.place,
                 )
                 return
@@ -204,7 +250,7 @@ def _told_too_late(script: Script, flags: list[SetAttribute]) -> Iterator[Findin
                 "no_sync() around the backward pass alone does nothing: the gradients are averaged all the same",
                 at(forward.place, "the forward pass, outside of the block"),
                 at(backward.place, "the backward pass"),
-                _fix(backward),
+                Fix(f"Take the forward pass at {forward.place} into the block, too"),
                 place=backward.place,
             )
             return
@@ -216,7 +262,7 @@ def _told_too_late(script: Script, flags: list[SetAttribute]) -> Iterator[Findin
                 at(forward.place, "the forward pass"),
                 at(late[0].place, "set too late"),
                 at(backward.place, "the backward pass"),
-                Fix("Set it before the forward pass", (late[0].place.text, forward.place.text)),
+                Fix(f"Set it before the forward pass at {forward.place}", (late[0].place.text,)),
                 place=late[0].place,
             )
             return

@@ -8,6 +8,7 @@ from typing import Final
 
 from ddpdoctor.base.findings import INFO, WARN, Finding, Fix, Owner
 from ddpdoctor.base.lazy_patterns import compile_lazily
+from ddpdoctor.checks.script.fix_code import FixCode, assigned_name, fix_with, statement_of
 from ddpdoctor.checks.script.script_facts import (
     at,
     each_place_once,
@@ -25,6 +26,7 @@ from ddpdoctor.facts.script import ITEM, LibraryCall, Origin, OriginKind, Ranks,
 
 _LOAD = "torch.load"
 _ACCELERATOR = "accelerate.Accelerator"
+_STATE = "accelerate.PartialState"
 
 
 @check(
@@ -87,19 +89,19 @@ def _loaded_where_it_was(script: Script, load: LibraryCall, restored: LibraryCal
         for argument in save.arguments
         for origin in argument.value.flattened()
     )
-    path = load.argument("f", 0)
-    shown = path.text if path else "path"
+    to_host = set_argument(load, "map_location", '"cpu"')
     return Finding.of(
         "Every rank loads the checkpoint to the GPU from which it was saved, mostly GPU 0",
         at(load.place, "loaded without map_location"),
         at(restored.place, "restored from it"),
-        Fix(
-            "Load it into the host's memory: load_state_dict copies it to the rank's device",
-            (f'torch.load({shown}, map_location="cpu")',),
+        fix_with(
+            "Load it into the host's memory, by map_location=\"cpu\": load_state_dict copies it to the rank's device",
+            statement_of(load, to_host),
+            load.place,
         ),
         severity=WARN if saves_states else INFO,
         place=load.place,
-        edits=() if load.escapes else (set_argument(load.place, "map_location", '"cpu"'),),
+        edits=() if load.escapes else (to_host,),
     )
 
 
@@ -190,13 +192,23 @@ def _written_by_all(script: Script, save: LibraryCall) -> Finding:
         at(save.place, "no condition on the rank"),
         (at(caller, "called from") for caller in save.callers[-2:]),
         at(guarded.place, "another save of the script is for rank 0 alone") if guarded else None,
-        Fix("Write on rank 0 alone", (f"if {_asks_for_rank_0(script)}:", f"    {save.place.text}")),
+        _on_rank_0(script, save),
         severity=WARN if _is_resumed_from(script, save) else INFO,
         place=save.place,
     )
 
 
-def _asks_for_rank_0(script: Script) -> str:
+def _on_rank_0(script: Script, save: LibraryCall) -> Fix:
+    code = FixCode(script, save.place)
+    condition = f"if {_asks_for_rank_0(script, save, code)}:"
+    return fix_with("Write on rank 0 alone", code.block(condition, statement_of(save)), save.place)
+
+
+def _asks_for_rank_0(script: Script, save: LibraryCall, code: FixCode) -> str:
     """The condition for rank 0 as the script can write it, whether one process runs it or several."""
     engine = next((engine for engine in script.with_role(Role.ENGINE) if engine.name == _ACCELERATOR), None)
-    return "torch.distributed.get_rank() == 0" if engine is None else "accelerator.is_main_process"
+    if engine is None:
+        return f"{code.rank} == 0"
+    is_seen = (engine.place.file, engine.callers) == (save.place.file, save.callers)
+    name = assigned_name(engine) if is_seen else ""
+    return f"{name or code.name(_STATE) + '()'}.is_main_process"

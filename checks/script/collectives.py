@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix, Owner
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix, Owner, SourcePlace
 from ddpdoctor.base.lazy_patterns import compile_lazily
+from ddpdoctor.checks.script.fix_code import FixCode, fix_with, statement_of
 from ddpdoctor.checks.script.script_facts import at, each_place_once, lets_through, require_distributed, ways_to
 from ddpdoctor.engine.registry import check
 from ddpdoctor.facts.script import Condition, LibraryCall, Ranks, Role, Script
@@ -105,17 +106,31 @@ def _leaving_alone(script: Script) -> Iterator[Finding]:
                 at(condition.place, "the condition"),
                 at(leave.place, "the loop is left"),
                 at(backward.place, "all ranks average their gradients here"),
-                Fix(
-                    "Let all ranks know of it, and leave together",
-                    (
-                        "stop = torch.tensor(float(stop), device=device)",
-                        "torch.distributed.broadcast(stop, src=0)",
-                        "if stop.item():",
-                        "    break",
-                    ),
-                ),
+                _leave_together(script, leave, condition),
                 place=leave.place,
             )
+
+
+def _leave_together(script: Script, leave: LibraryCall, condition: Condition) -> Fix:
+    text = "Let all ranks know of it, and leave together"
+    is_alone = condition.ranks is Ranks.ZERO and not condition.by_leaving
+    if not is_alone or _caller_under(leave, condition) or leave.place.text != leave.method:
+        return Fix(f"{text}: decide it in front of {condition.place}, by what is the same on all of them")
+    code = FixCode(script, leave.place)
+    broadcast = code.name("torch.distributed.broadcast_object_list")
+    return Fix(
+        f"{text}: three changes, each at its place",
+        code.lines(
+            f"# before the condition at {condition.place}",
+            "stop = [False]",
+            f"# at {leave.place}, instead of {leave.method}",
+            "stop[0] = True",
+            f"# behind the whole block of the condition at {condition.place}, as deep as that",
+            f"{broadcast}(stop, src=0)",
+            "if stop[0]:",
+            f"    {leave.method}",
+        ),
+    )
 
 
 def _forward_alone(forward: LibraryCall, condition: Condition) -> Finding:
@@ -124,7 +139,7 @@ def _forward_alone(forward: LibraryCall, condition: Condition) -> Finding:
         f"{_WHO[condition.ranks].capitalize()} to the wrapped model's forward: it waits for the others, perhaps",
         at(condition.place, "the condition"),
         at(forward.place, "the forward pass"),
-        Fix("Call the bare model there, which waits for nobody", (f"{model}.module(...)",)),
+        Fix(f"Call the bare model there, {model}.module, which waits for nobody"),
         severity=INFO,
         place=forward.place,
     )
@@ -165,20 +180,40 @@ def _left_alone(call: LibraryCall, condition: Condition) -> Finding:
         at(condition.place, how),
         at(call.place, "the collective"),
         tuple(at(caller, "called from") for caller in call.callers[-2:] if caller.line != condition.place.line),
-        _fix(call, condition),
+        _fix(call, condition, _caller_under(call, condition)),
         severity=WARN if is_save else FAIL,
         place=call.place,
     )
 
 
-def _fix(call: LibraryCall, condition: Condition) -> Fix:
-    if Role.COLLECTIVE_SAVE in call.roles:
+def _fix(call: LibraryCall, condition: Condition, caller: SourcePlace | None) -> Fix:
+    where = f"the condition at {condition.place}"
+    if condition.place.text.startswith("@"):
         return Fix(
-            f"Call it on every rank: take it out of the condition at {condition.place}; it writes its parts itself"
+            f"Call it on every rank: take it out of the function whose decorator at {condition.place} lets some in"
         )
     if condition.by_leaving:
-        return Fix(f"Let no rank leave at {condition.place} before the collective: move the collective in front of it")
-    return Fix(f"Move it behind the condition at {condition.place}, where every rank comes", (call.place.text,))
+        moved = f"{caller.text} ({caller})" if caller else "the collective"
+        return Fix(f"Let no rank leave at {condition.place} before the collective: move {moved} in front of it")
+    if caller:
+        return Fix(
+            f"The collective is in a function: call that on every rank. Take {caller.text} ({caller}) out of {where}, and leave there only "
+            "what one rank is to do with the result"
+        )
+    if Role.COLLECTIVE_SAVE in call.roles:
+        return Fix(f"Call it on every rank: take it out of {where}; it writes its parts itself")
+    return fix_with(
+        f"Move it, with what it needs, behind the whole block of {where}, where every rank comes",
+        statement_of(call),
+        call.place,
+    )
+
+
+def _caller_under(call: LibraryCall, condition: Condition) -> SourcePlace | None:
+    """The place at which some ranks only call the function that comes to the collective; None where the condition is in the same function."""
+    before = call.conditions.index(condition)
+    callers = zip(call.callers, call.conditions_at_callers, strict=True)
+    return next((caller for caller, conditions in callers if conditions > before), None)
 
 
 def _function(call: LibraryCall) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from ddpdoctor.base.findings import FAIL, WARN, EditKind, Finding, Fix, Owner, SourceEdit, SourcePlace
+from ddpdoctor.base.findings import FAIL, WARN, EditKind, Finding, Fix, Owner, SourceEdit
+from ddpdoctor.checks.script.fix_code import FixCode, fix_with, is_whole, statement_of
 from ddpdoctor.checks.script.script_facts import (
     at,
     deepspeed_engines,
@@ -12,15 +13,18 @@ from ddpdoctor.checks.script.script_facts import (
     may_be_on_some_ranks,
     outer_loops,
     reached,
+    remove_argument,
     require_distributed,
     require_several_processes,
     set_argument,
     trains_in,
 )
 from ddpdoctor.engine.registry import check, requires
-from ddpdoctor.facts.script import Iteration, LibraryCall, OriginKind, Role, Script, Value
+from ddpdoctor.facts.script import Iteration, LibraryCall, Loop, OriginKind, Role, Script, Value
 
 _LOADER = "torch.utils.data.DataLoader"
+_SAMPLER = "torch.utils.data.DistributedSampler"
+_SAMPLER_MODULE = "torch.utils.data.distributed"
 _RANDOM = "torch.utils.data.RandomSampler"
 
 
@@ -78,26 +82,40 @@ def shuffle_with_sampler(script: Script) -> Iterator[Finding]:
                 "The loader gets a sampler and shuffle=True: it ends with a ValueError when it is built",
                 at(made.place, "the sampler"),
                 at(loader.place, "the loader"),
-                Fix("Shuffle only where there is no sampler", (f"shuffle=({sampler.text} is None)",)),
+                _left_to_sampler(loader, sampler),
                 place=loader.place,
                 edits=_order_left_to_sampler(loader, sampler, made),
             )
 
 
+def _left_to_sampler(loader: LibraryCall, sampler: Value) -> Fix:
+    edit = _without_shuffle(loader, sampler)
+    always = "Leave the order to the sampler, without shuffle"
+    if edit is None:
+        return Fix(f"Shuffle only where there is no sampler, in the loader at {loader.place}")
+    words = always if _is_always_there(sampler) else "Shuffle only where there is no sampler"
+    return fix_with(words, statement_of(loader, edit), loader.place)
+
+
+def _is_always_there(sampler: Value) -> bool:
+    return all(origin.kind is OriginKind.CALL for origin in sampler.origins)
+
+
+def _without_shuffle(loader: LibraryCall, sampler: Value) -> SourceEdit | None:
+    """The edit that leaves the order to a sampler; where there is none, the loader shuffles as before."""
+    if _is_always_there(sampler):
+        is_named = loader.argument("shuffle") is not None
+        return remove_argument(loader, "shuffle") if is_named else set_argument(loader, "shuffle", "False", 2)
+    if sampler.text.isidentifier():
+        return set_argument(loader, "shuffle", f"({sampler.text} is None)", 2)
+    return None
+
+
 def _order_left_to_sampler(loader: LibraryCall, sampler: Value, made: LibraryCall) -> tuple[SourceEdit, ...]:
-    """The edit that leaves the order to a sampler which shuffles by itself; where there is none, the loader shuffles as before."""
-    if (
-        loader.argument("shuffle") is None
-        or Role.SAMPLER not in made.roles
-        or made.argument("shuffle", 3)
-        or made.unpacks
-    ):
-        return ()
-    if all(origin.kind is OriginKind.CALL for origin in sampler.origins):
-        return (SourceEdit(kind=EditKind.REMOVE_ARGUMENT, place=loader.place, name="shuffle"),)
-    if sampler.text.isidentifier() and sampler.is_followed:
-        return (set_argument(loader.place, "shuffle", f"({sampler.text} is None)"),)
-    return ()
+    """The same edit, where the sampler certainly shuffles by itself."""
+    shuffles = Role.SAMPLER in made.roles and made.argument("shuffle", 3) is None and not made.unpacks
+    edit = _without_shuffle(loader, sampler) if shuffles and sampler.is_followed else None
+    return (edit,) if edit else ()
 
 
 @check("loader-without-sampler", severity=WARN, owner=Owner.USER)
@@ -132,22 +150,38 @@ def loader_without_sampler(script: Script) -> Iterator[Finding]:
                 at(loader.place, "the loader"),
                 at(iteration.place, "trained on it"),
                 at(wraps[0].place, "the model"),
-                Fix(
-                    "Give each rank its share, and tell the sampler the epoch in the loop over epochs",
-                    (
-                        f"sampler = DistributedSampler({data_of(loader)}, shuffle=True)",
-                        f"DataLoader({data_of(loader)}, sampler=sampler, ...)  # instead of shuffle=True",
-                        "sampler.set_epoch(epoch)",
-                    ),
-                ),
+                _shared_out(script, loader, iteration),
                 place=loader.place,
             )
 
 
-def data_of(call: LibraryCall) -> str:
-    """The data of a loader or sampler, as the source writes them."""
-    dataset = call.argument("dataset", 0)
-    return dataset.text if dataset else "dataset"
+def _shared_out(script: Script, loader: LibraryCall, iteration: Iteration) -> Fix:
+    code = FixCode(script, loader.place)
+    dataset = loader.argument("dataset", 0)
+    edits = [set_argument(loader, "sampler", "sampler", 3)]
+    if loader.argument("shuffle"):
+        edits.insert(0, remove_argument(loader, "shuffle"))
+    elif loader.argument("shuffle", 2):
+        edits.insert(0, set_argument(loader, "shuffle", "False", 2))
+    statement = statement_of(loader, *edits)
+    epochs = next(iter(outer_loops(iteration, loader)), None)
+    told = ("sampler.set_epoch({})  # the first line in the loop at {}",) if epochs and epochs.variable else ()
+    text = "Give each rank its share"
+    if epochs:
+        text += f", and tell the sampler the epoch as the first line in the loop at {epochs.place}"
+    if not statement or dataset is None or not is_whole(dataset.text):
+        return Fix(
+            f"{text}: a DistributedSampler as sampler of the loader at {loader.place}, which shuffles instead of it"
+        )
+    sampler = code.name(_SAMPLER, f"{_SAMPLER_MODULE}.DistributedSampler")
+    return Fix(
+        text,
+        code.lines(
+            f"sampler = {sampler}({dataset.text}, shuffle=True)",
+            *statement,
+            *(line.format(epochs.variable, epochs.place) for line in told if epochs),
+        ),
+    )
 
 
 def _training_on_all(script: Script, loader: LibraryCall) -> Iteration | None:
@@ -209,17 +243,36 @@ def _is_told(script: Script, loader: LibraryCall, sampler: LibraryCall) -> bool:
 def _same_order(script: Script, loader: LibraryCall, sampler: LibraryCall, iteration: Iteration) -> Finding:
     loop = outer_loops(iteration, loader)[0]
     epochs = loop.place
-    name = loop.name_of(sampler) or f"{loop.name_of(loader) or 'loader'}.{_attribute_of_sampler(script, loader)}"
+    edits = _told_in_loop(script, loader, loop)
     return Finding.of(
         "The sampler is never told the epoch: every epoch has the same order on each rank",
         at(sampler.place, "the sampler"),
         at(loader.place, "its loader is built"),
         at(epochs, "the loop over epochs"),
         at(iteration.place, "in it the loader is iterated"),
-        Fix(f"As the first line in the loop at {epochs}", (f"{name}.set_epoch({loop.variable or 'epoch'})",)),
+        _told(_name_of_sampler(script, loader, sampler, loop), loop, edits),
         place=sampler.place,
-        edits=_told_in_loop(script, loader, epochs),
+        edits=edits,
     )
+
+
+def _told(name: str, loop: Loop, edits: Iterable[SourceEdit]) -> Fix:
+    """The fix: the lines that `lint --fix` writes, where it does; in words where the script has no name for what the line needs."""
+    where = f"as the first line in the loop at {loop.place}"
+    if not name:
+        return Fix(f"Give the sampler a name, and call its set_epoch, with the number of the epoch, {where}")
+    if not loop.variable:
+        return Fix(f"Call {name}.set_epoch(...), with the number of the epoch, {where}")
+    text = next((edit.text for edit in edits), f"{name}.set_epoch({{turn}})")
+    return Fix(f"A{where[1:]}", tuple(text.replace("{turn}", loop.variable).replace("{indent}", "    ").split("\n")))
+
+
+def _name_of_sampler(script: Script, loader: LibraryCall, sampler: LibraryCall, loop: Loop) -> str:
+    """By what the sampler is found in a loop; "" if by nothing."""
+    if name := loop.name_of(sampler):
+        return name
+    name = loop.name_of(loader)
+    return f"{name}.{_attribute_of_sampler(script, loader)}" if name else ""
 
 
 def _attribute_of_sampler(script: Script, loader: LibraryCall) -> str:
@@ -230,15 +283,23 @@ def _attribute_of_sampler(script: Script, loader: LibraryCall) -> str:
     return "batch_sampler.sampler" if any(script.made_by(batches, Role.BATCH_SAMPLER)) else "batch_sampler"
 
 
-def _told_in_loop(script: Script, loader: LibraryCall, epochs: SourcePlace) -> tuple[SourceEdit, ...]:
-    """The edit that tells the sampler, if it has a name, and is one wherever it is there at all."""
+def _told_in_loop(script: Script, loader: LibraryCall, loop: Loop) -> tuple[SourceEdit, ...]:
+    """The edit that tells the sampler, if it or its loader has a name, and is one wherever it is there at all."""
     given = loader.argument("sampler", 3)
-    if given is None or not given.text.isidentifier():
+    if given is None:
         return ()
-    samplers = len(list(script.made_by(given, Role.SAMPLER)))
+    samplers = list(script.made_by(given, Role.SAMPLER))
     nothing = sum(origin.kind is OriginKind.CONSTANT and origin.text == "None" for origin in given.origins)
-    if samplers + nothing < len(given.origins):
+    if not samplers or len(samplers) + nothing < len(given.origins):
         return ()
-    call = f"{given.text}.set_epoch({{turn}})"
-    text = f"if {given.text} is not None:\n{{indent}}{call}" if nothing else call
-    return (SourceEdit(kind=EditKind.FIRST_IN_LOOP, place=epochs, name=given.text, text=text, used_at=loader.place),)
+    name = sampler = loop.name_of(samplers[0])
+    if not name:
+        name = loop.name_of(loader)
+        sampler = f"{name}.sampler"
+    elif name != given.text:
+        return ()
+    if not name.isidentifier() or (nothing and name != sampler):
+        return ()
+    call = f"{sampler}.set_epoch({{turn}})"
+    text = f"if {sampler} is not None:\n{{indent}}{call}" if nothing else call
+    return (SourceEdit(kind=EditKind.FIRST_IN_LOOP, place=loop.place, name=name, text=text, used_at=loader.place),)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from ddpdoctor.base.findings import WARN, Finding, Fix, Owner
+from ddpdoctor.base.findings import WARN, Finding, Fix, Owner, SourceEdit, SourcePlace
+from ddpdoctor.base.text import listed
+from ddpdoctor.checks.script.fix_code import FixCode, statement_of
 from ddpdoctor.checks.script.script_facts import (
     at,
     knows_rank,
@@ -13,6 +15,7 @@ from ddpdoctor.checks.script.script_facts import (
     may_start_ranks,
     reached,
     require_distributed,
+    set_argument,
     ways_to,
 )
 from ddpdoctor.engine.registry import check, requires
@@ -56,9 +59,37 @@ def rank_as_device(script: Script) -> Iterator[Finding]:
             "The global rank chooses the GPU: right on one node, and no such GPU on the second",
             at(first.place, "the device"),
             (at(call.place, "so it does here") for call in more[:2]),
-            Fix("Use the rank within the node", ('local_rank = int(os.environ["LOCAL_RANK"])',)),
+            _within_node(script, choosing),
             place=first.place,
         )
+
+
+def _within_node(script: Script, choosing: list[LibraryCall]) -> Fix:
+    """The fix of the statements that choose a GPU by the global rank."""
+    first = choosing[0]
+    code = FixCode(script, first.place)
+    edits: dict[SourcePlace, dict[SourceEdit, None]] = {}
+    for call in choosing:
+        if call.statement is not None and (call.place.file, call.callers) == (first.place.file, first.callers):
+            for argument in call.arguments:
+                if _is_global_rank(argument.value):
+                    edit = set_argument(call, argument.name, _with_local_rank(argument.value))
+                    edits.setdefault(call.statement.place, {})[edit] = None
+    lines: list[str] = []
+    for place, own in edits.items():
+        call = next(call for call in choosing if call.statement and call.statement.place == place)
+        lines += statement_of(call, *own)
+    others = [call for call in choosing if call.statement is None or call.statement.place not in edits]
+    text = "Use the rank within the node" + (
+        f", also at {listed(str(call.place) for call in others)}" if others else ""
+    )
+    return Fix(text, code.lines(f"local_rank = {code.local_rank}", *lines)) if lines else Fix(f"{text}: LOCAL_RANK")
+
+
+def _with_local_rank(value: Value) -> str:
+    """The value of an argument, with the local rank in place of the global one."""
+    how = next((origin.text for origin in value.origins if origin.kind is OriginKind.MADE_OF), "")
+    return {"f": 'f"cuda:{local_rank}"', "[]": "[local_rank]"}.get(how, "local_rank")
 
 
 def _is_global_rank(value: Value) -> bool:
@@ -99,14 +130,14 @@ def device_not_set(script: Script) -> Iterator[Finding]:
         return
     chosen = list(ways_to(script, Role.SET_DEVICE))
     if chosen and all(_is_same_for_all(call) for call in chosen):
-        yield _same_gpu(chosen[0], "Every rank chooses the same GPU")
+        yield _same_gpu(script, chosen[0], "Every rank chooses the same GPU")
         return
     wraps = list(reached(script, Role.WRAP))
     if not wraps or _chooses_by_rank(script):
         return
     for call in reached(script, Role.MOVE):
         if _is_bare(call) and not may_be_on_some_ranks(call):
-            yield _same_gpu(call, "All ranks of a node use GPU 0: nothing in the script chooses another")
+            yield _same_gpu(script, call, "All ranks of a node use GPU 0: nothing in the script chooses another")
             return
 
 
@@ -136,10 +167,12 @@ def _is_bare(call: LibraryCall) -> bool:
     return device is not None and device.is_constant(*_BARE[:2])
 
 
-def _same_gpu(call: LibraryCall, summary: str) -> Finding:
+def _same_gpu(script: Script, call: LibraryCall, summary: str) -> Finding:
+    code = FixCode(script, call.place)
+    line = f"{code.name('torch.cuda.set_device')}({code.local_rank})"
     return Finding.of(
         summary,
         at(call.place, "GPU 0, on every rank"),
-        Fix("Choose the GPU before anything touches one", ('torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))',)),
+        Fix("Choose the GPU before anything touches one", code.lines(line)),
         place=call.place,
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from ddpdoctor.base.findings import INFO, Finding, Fix, Owner
+from ddpdoctor.base.findings import INFO, Finding, Owner
+from ddpdoctor.checks.script.fix_code import fix_with, statement_of
 from ddpdoctor.checks.script.script_facts import at, reached
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.script import LibraryCall, Role, Script
@@ -42,9 +43,10 @@ def gather_with_duplicates(script: Script) -> Iterator[Finding]:
             "The evaluation gathers samples that were only added as padding, perhaps",
             at(gather.place, "gathered"),
             at(inner[0].place, "in the loop over the data"),
-            Fix(
-                "Let accelerate cut off what it added",
-                (gather.place.text.replace(".gather(", ".gather_for_metrics("),),
+            fix_with(
+                "Let accelerate cut off what it added, by gather_for_metrics",
+                tuple(line.replace(".gather(", ".gather_for_metrics(") for line in statement_of(gather)),
+                gather.place,
             ),
             place=gather.place,
         )

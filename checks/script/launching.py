@@ -6,13 +6,16 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from ddpdoctor.base.findings import WARN, EditKind, Finding, Fix, Owner, SourceEdit
+from ddpdoctor.base.findings import WARN, EditKind, Finding, Owner, SourceEdit
 from ddpdoctor.base.lazy_patterns import compile_lazily
-from ddpdoctor.checks.script.script_facts import at, is_handed_to, require_distributed, set_argument
+from ddpdoctor.checks.script.fix_code import FixCode, fix_with, statement_of
+from ddpdoctor.checks.script.script_facts import at, is_handed_to, remove_argument, require_distributed, set_argument
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.script import LibraryCall, Origin, OriginKind, Role, Script
 
 _SPELLINGS: Final = ("'--local_rank'", "'--local-rank'")
+_BOTH_SPELLINGS: Final = '"--local-rank", "--local_rank"'
+_ENVIRON: Final = "os.environ"
 _READERS: Final = compile_lazily(
     r"dist|launch|(?<!amp\.)init(?!\w*(?:weight|seed|log|model|optim|data|param|writer|wandb))"
     r"|setup(?!\w*(?:seed|log|model|optim|data|param|writer|wandb))",
@@ -64,7 +67,7 @@ def local_rank_argument_only(script: Script) -> Iterator[Finding]:
         ]
         use = _use_of_local_rank(script) if spellings and option.is_reached else None
         if use is not None:
-            yield _read_nowhere(option, use)
+            yield _read_nowhere(script, option, use)
             return
 
 
@@ -93,29 +96,38 @@ def _use_of_local_rank(script: Script) -> LibraryCall | None:
     return None
 
 
-def _read_nowhere(option: LibraryCall, use: LibraryCall) -> Finding:
+def _read_nowhere(script: Script, option: LibraryCall, use: LibraryCall) -> Finding:
+    edits = _default_from_environment(option)
+    code = FixCode(script, option.place)
+    code.name(_ENVIRON)
     return Finding.of(
         "The local rank comes from --local_rank alone, and torchrun passes no such option: each process takes the default",
         at(option.place, "the option"),
         at(use.place, "it is used"),
-        Fix(
+        fix_with(
             "Let the environment be the option's default, which suits every launcher",
-            (
-                'parser.add_argument("--local-rank", "--local_rank", type=int, default=int(os.environ.get("LOCAL_RANK", 0)))',
-            ),
+            code.lines_if(statement_of(option, *edits)),
+            option.place,
         ),
         place=option.place,
-        edits=_default_from_environment(option),
+        edits=() if option.argument("required") else (_import_os(option), *edits),
     )
 
 
+def _import_os(option: LibraryCall) -> SourceEdit:
+    return SourceEdit(kind=EditKind.IMPORT, place=option.place, name="os")
+
+
 def _default_from_environment(option: LibraryCall) -> tuple[SourceEdit, ...]:
-    """The edits by which the option's default comes from the environment, and its own is what stands there without a launcher."""
+    """The edits by which the option's default comes from the environment, its own is what stands there without a launcher, and any launcher
+    may pass it."""
     default = option.argument("default")
-    if option.argument("required") or (default and not _NUMBER.fullmatch(default.text)):
+    if default and not _NUMBER.fullmatch(default.text):
         return ()
     without = default.text if default else "0"
+    spelled = [argument for argument in option.arguments if argument.value.is_constant(*_SPELLINGS)]
     return (
-        SourceEdit(kind=EditKind.IMPORT, place=option.place, name="os"),
-        set_argument(option.place, "default", f'int(os.environ.get("{_LOCAL_RANK}", {without}))'),
+        *(set_argument(option, argument.name, _BOTH_SPELLINGS) for argument in spelled[:1] if len(spelled) == 1),
+        *((remove_argument(option, "required"),) if option.argument("required") else ()),
+        set_argument(option, "default", f'int({_ENVIRON}.get("{_LOCAL_RANK}", {without}))'),
     )

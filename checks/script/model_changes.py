@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from ddpdoctor.base.findings import WARN, Finding, Fix, Owner
-from ddpdoctor.checks.script.script_facts import at, may_be_on_some_ranks, reached, require_distributed
+from ddpdoctor.checks.script.fix_code import assigned_name, fix_with, statement_of
+from ddpdoctor.checks.script.script_facts import at, may_be_on_some_ranks, reached, require_distributed, set_argument
 from ddpdoctor.engine.registry import check
 from ddpdoctor.facts.script import LibraryCall, OriginKind, Role, Script, Value
 
@@ -48,22 +49,20 @@ def changed_after_ddp(script: Script) -> Iterator[Finding]:
                 f"DistributedDataParallel already holds the model that is {change}",
                 at(wraps[0].place, "wrapped"),
                 at(call.place, "changed afterwards"),
-                _fix(change, call),
+                _fix(change, call, wraps[0]),
                 place=call.place,
             )
 
 
-def _fix(change: str, call: LibraryCall) -> Fix:
+def _fix(change: str, call: LibraryCall, wrap: LibraryCall) -> Fix:
     if change == _MOVED:
         return Fix(
-            "Move the bare model to the rank's own GPU, and wrap it then",
-            ("model = DistributedDataParallel(model.to(local_rank), device_ids=[local_rank])",),
+            f"Move the bare model to the rank's own GPU before it is wrapped at {wrap.place}, and not behind that"
         )
     if change == _SET_FREE:
-        return Fix(
-            "Wrap the bare model anew behind it",
-            ("model = DistributedDataParallel(model.module, device_ids=[local_rank])",),
-        )
+        name = assigned_name(wrap) if (wrap.place.file, wrap.callers) == (call.place.file, call.callers) else ""
+        anew = statement_of(wrap, set_argument(wrap, "module", f"{name}.module", 0)) if name else ()
+        return fix_with("Wrap the bare model anew behind it", anew, call.place)
     return Fix(f"Call {call.method} on the bare model, and wrap it then")
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from ddpdoctor.base.findings import INFO, WARN, Finding, Fix, Owner
-from ddpdoctor.checks.script.script_facts import FORMS_GROUP, at, reached, require_distributed
+from ddpdoctor.checks.script.fix_code import FixCode, fix_with, statement_of
+from ddpdoctor.checks.script.script_facts import FORMS_GROUP, at, reached, require_distributed, set_argument
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.script import LibraryCall, OriginKind, Role, Script
 
@@ -34,13 +35,25 @@ def data_parallel(script: Script) -> Iterator[Finding]:
             yield Finding.of(
                 "nn.DataParallel drives all GPUs from one process: DistributedDataParallel is faster",
                 at(call.place, "wrapped"),
-                Fix(
-                    "Start one process a GPU (torchrun --nproc-per-node=8 train.py), and wrap the model so in each",
-                    ("model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[local_rank])",),
-                ),
+                _one_process_a_gpu(script, call),
                 place=call.place,
             )
             return
+
+
+def _one_process_a_gpu(script: Script, call: LibraryCall) -> Fix:
+    text = "Start one process a GPU (torchrun --nproc-per-node=8 train.py), and wrap the model so in each"
+    model, code = call.argument("module", 0), FixCode(script, call.place)
+    if model is None or not model.text.replace(".", "").isidentifier():
+        return Fix(text.replace("so in each", "in each by DistributedDataParallel"))
+    wrap = code.name("torch.nn.parallel.DistributedDataParallel")
+    return Fix(
+        text,
+        code.lines(
+            f"local_rank = {code.local_rank}",
+            f"{model.text} = {wrap}({model.text}.to(local_rank), device_ids=[local_rank])",
+        ),
+    )
 
 
 def _is_one_device(call: LibraryCall) -> bool:
@@ -74,7 +87,11 @@ def backend_for_device(script: Script) -> Iterator[Finding]:
             "The gradients of a model on GPUs go through gloo, by the host's memory",
             at(groups[0].place, "the process group"),
             at(wraps[0].place, "the model is on a GPU"),
-            Fix("Let NCCL do it", ('torch.distributed.init_process_group("cuda:nccl,cpu:gloo")',)),
+            fix_with(
+                "Let NCCL do it",
+                statement_of(groups[0], set_argument(groups[0], "backend", '"cuda:nccl,cpu:gloo"', 0)),
+                groups[0].place,
+            ),
             place=groups[0].place,
         )
 

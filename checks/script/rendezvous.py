@@ -7,9 +7,10 @@ from typing import Final, NamedTuple
 
 from ddpdoctor.base.findings import INFO, WARN, Finding, Fix, Owner, SourcePlace
 from ddpdoctor.base.lazy_patterns import compile_lazily
-from ddpdoctor.checks.script.script_facts import at, may_start_ranks, reached, require_distributed
+from ddpdoctor.checks.script.fix_code import FixCode, fix_with, statement_of
+from ddpdoctor.checks.script.script_facts import at, may_start_ranks, reached, require_distributed, set_argument
 from ddpdoctor.engine.registry import check, requires
-from ddpdoctor.facts.script import Condition, OriginKind, Ranks, Role, Script, Value
+from ddpdoctor.facts.script import Condition, LibraryCall, OriginKind, Ranks, Role, Script, Value
 
 _SETTINGS: Final = ("MASTER_PORT", "MASTER_ADDR")
 _OF_LAUNCHER: Final = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"})
@@ -22,11 +23,12 @@ _LITERAL_URL: Final = compile_lazily(r"'tcp://[\w.-]+:\d+'")
 
 
 class _Meeting(NamedTuple):
-    """A place where the ranks shall meet, written into the script. setting: which says so; the call's argument, else."""
+    """A place where the ranks shall meet, written into the script. setting: which says so; group: the call whose argument does, else."""
 
     setting: str
     value: Value
     place: SourcePlace
+    group: LibraryCall | None = None
 
 
 @check(
@@ -89,7 +91,7 @@ def _urls(script: Script) -> Iterator[_Meeting]:
     for call in reached(script, Role.PROCESS_GROUP):
         url = call.argument("init_method", 1)
         if url and _is_always(call.conditions) and all(_LITERAL_URL.fullmatch(origin.text) for origin in url.origins):
-            yield _Meeting("", url, call.place)
+            yield _Meeting("", url, call.place, call)
 
 
 def _is_always(conditions: Iterable[Condition]) -> bool:
@@ -116,19 +118,21 @@ def _hidden(script: Script, meeting: _Meeting) -> Finding:
     read = sorted(_OF_LAUNCHER.intersection(script.read_settings)) if _is_told_rank(script) else []
     value = meeting.value.origins[0].text.strip("'")
     name = meeting.setting or "init_method"
-    fix = (
-        Fix(
-            "Delete the line; or set it only where no launcher did",
-            (f'os.environ.setdefault("{meeting.setting}", "{value}")',),
-        )
-        if meeting.setting
-        else Fix("Let the launcher say where the ranks meet", ('init_process_group(backend, init_method="env://")',))
-    )
     told = f", and hides the launcher's, whose {read[0]} the script reads" if read else ": one for every job and node"
     return Finding.of(
         f"{name} is the constant {value}{told}",
         at(meeting.place, "written"),
-        fix,
+        _fix(script, meeting, value),
         severity=WARN if read and meeting.setting != "MASTER_ADDR" and not value.endswith(_USUAL_PORT) else INFO,
         place=meeting.place,
     )
+
+
+def _fix(script: Script, meeting: _Meeting, value: str) -> Fix:
+    group = meeting.group
+    if group is not None:
+        edit = set_argument(group, "init_method", '"env://"', 1)
+        return fix_with("Let the launcher say where the ranks meet", statement_of(group, edit), group.place)
+    code = FixCode(script, meeting.place)
+    line = f'{code.name("os.environ")}.setdefault("{meeting.setting}", "{value}")'
+    return Fix("Delete the line; or set it only where no launcher did", code.lines(line))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -150,6 +152,19 @@ def knows_rank(value: Value | None) -> bool:
     return value is not None and any(origin.kind in _RANKS for origin in value.flattened())
 
 
+def parse_expression(text: str) -> ast.expr | None:
+    """Parse an expression of the script; None where it is none, or its end was left out."""
+    try:
+        with warnings.catch_warnings():
+            # Python's own of a script's literals: they are nothing that a user of ours asked for.
+            warnings.simplefilter("ignore")
+            expression = ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError):
+        return None
+    is_cut = any(isinstance(part, ast.Constant) and part.value is ... for part in ast.walk(expression))
+    return None if is_cut else expression
+
+
 def at(place: SourcePlace, words: str) -> Evidence:
     """Evidence: what stands at a place.
 
@@ -160,6 +175,20 @@ def at(place: SourcePlace, words: str) -> Evidence:
     return Evidence(f"{words}: {place.text}", str(place))
 
 
-def set_argument(place: SourcePlace, name: str, text: str) -> SourceEdit:
-    """The edit that gives the call at a place this value for an argument."""
-    return SourceEdit(kind=EditKind.SET_ARGUMENT, place=place, name=name, text=text)
+def set_argument(call: LibraryCall, name: str, text: str, position: int | None = None) -> SourceEdit:
+    """The edit that gives a call this value for an argument.
+
+    Args:
+        call: that is edited.
+        name: of the argument.
+        text: its value.
+        position: at which it may stand without its name.
+    """
+    given = {argument.name for argument in call.arguments}
+    spelled = str(position) if name not in given and str(position) in given else name
+    return SourceEdit(kind=EditKind.SET_ARGUMENT, place=call.place, name=spelled, text=text, called=call.method)
+
+
+def remove_argument(call: LibraryCall, name: str) -> SourceEdit:
+    """The edit that takes an argument out of a call."""
+    return SourceEdit(kind=EditKind.REMOVE_ARGUMENT, place=call.place, name=name, called=call.method)

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from ddpdoctor.base.findings import INFO, WARN, Finding, Fix, Owner
 from ddpdoctor.checks.script.data import samplers_of
-from ddpdoctor.checks.script.script_facts import at, reached, require_distributed, trains_in
+from ddpdoctor.checks.script.fix_code import FixCode, is_whole, statement_of
+from ddpdoctor.checks.script.script_facts import at, reached, require_distributed, set_argument, trains_in
 from ddpdoctor.engine.registry import check
 from ddpdoctor.facts.script import LibraryCall, OriginKind, Role, Script
 
@@ -32,7 +33,7 @@ def same_seed_for_workers(script: Script) -> Iterator[Finding]:
             continue
         seeding = _constant_seed(script, loader)
         if seeding is not None and any(trains_in(script, iteration) for iteration in loader.iterations):
-            yield _same_on_all(loader, seeding)
+            yield _same_on_all(script, loader, seeding)
 
 
 def _constant_seed(script: Script, loader: LibraryCall) -> LibraryCall | None:
@@ -55,16 +56,22 @@ def _constant_seed(script: Script, loader: LibraryCall) -> LibraryCall | None:
     return None
 
 
-def _same_on_all(loader: LibraryCall, seeding: LibraryCall) -> Finding:
-    seed = seeding.argument("seed", 0)
+def _same_on_all(script: Script, loader: LibraryCall, seeding: LibraryCall) -> Finding:
     return Finding.of(
         "The workers of all ranks draw the same random numbers: the loader's generator has a constant seed",
         at(seeding.place, "seeded"),
         at(loader.place, "the loader"),
-        Fix(
-            "Add the rank to the seed",
-            (f"generator.manual_seed({seed.text if seed else 0} + torch.distributed.get_rank())",),
-        ),
+        _with_rank(script, seeding),
         severity=INFO if loader.argument("worker_init_fn", 8) else WARN,
         place=seeding.place,
     )
+
+
+def _with_rank(script: Script, seeding: LibraryCall) -> Fix:
+    seed, code = seeding.argument("seed", 0), FixCode(script, seeding.place)
+    is_counted = seed is not None and seed.text != "0" and is_whole(seed.text)
+    sum_of_both = f"{seed.text} + {code.rank}" if seed and is_counted else code.rank
+    lines = statement_of(seeding, set_argument(seeding, "seed", sum_of_both, 0))
+    if lines:
+        return Fix("Add the rank to the seed", code.lines(*lines))
+    return Fix(f"Add the rank to the seed at {seeding.place}: {sum_of_both}")

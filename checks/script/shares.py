@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from ddpdoctor.base.findings import WARN, Finding, Fix, Owner
-from ddpdoctor.checks.script.data import data_of, samplers_of
+from ddpdoctor.base.findings import WARN, Finding, Owner
+from ddpdoctor.checks.script.data import samplers_of
+from ddpdoctor.checks.script.fix_code import fix_with, statement_of
 from ddpdoctor.checks.script.script_facts import (
     at,
     knows_rank,
     may_be_on_some_ranks,
     reached,
+    remove_argument,
     require_distributed,
+    set_argument,
 )
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.script import Role, Script
@@ -43,9 +46,12 @@ def data_sharded_twice(script: Script) -> Iterator[Finding]:
                 at(sampler.place, "shared out by the sampler"),
                 at(loader.place, "the loader"),
                 at(preparing.place, "and by accelerate"),
-                Fix(
+                fix_with(
                     "Leave it to accelerate: build the loader without the sampler",
-                    (f"DataLoader({data_of(loader)}, shuffle=True, ...)",),
+                    statement_of(
+                        loader, remove_argument(loader, "sampler"), set_argument(loader, "shuffle", "True", 2)
+                    ),
+                    loader.place,
                 ),
                 place=sampler.place,
             )
@@ -73,9 +79,10 @@ def sampler_seed_per_rank(script: Script) -> Iterator[Finding]:
             yield Finding.of(
                 "Each rank shuffles by a seed of its own: the shares overlap, and some of the data nobody sees",
                 at(sampler.place, "the seed has the rank in it"),
-                Fix(
+                fix_with(
                     "Give all ranks the same seed: the sampler takes every n-th of one order",
-                    (f"DistributedSampler({data_of(sampler)}, seed=seed)",),
+                    statement_of(sampler, set_argument(sampler, "seed", "0", 4)),
+                    sampler.place,
                 ),
                 place=sampler.place,
             )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from ddpdoctor.base.findings import INFO, WARN, Finding, Fix, Owner, Severity
+from ddpdoctor.checks.script.fix_code import FixCode, fix_with, statement_of
 from ddpdoctor.checks.script.script_facts import (
     at,
     deepspeed_engines,
@@ -24,6 +25,8 @@ from ddpdoctor.facts.script import LibraryCall, Ranks, Role, Script
 _WAITING: Final = (Ranks.NOT_ZERO, Ranks.NOT_LOCAL_ZERO)
 _FIRST: Final = (Ranks.ZERO, Ranks.LOCAL_ZERO)
 _WRITERS: Final = ("torch.utils.tensorboard.SummaryWriter", "tensorboardX.SummaryWriter")
+_ENDS: Final = ("return", "yield", "raise")
+"""How statements begin behind which the next one doesn't come at once."""
 _SWITCHED_BY: Final = ("group", "mode", "disabled")
 """Arguments of wandb.init and its like by which a script knows of several ranks."""
 
@@ -51,7 +54,9 @@ def download_by_every_rank(script: Script) -> Iterator[Finding]:
     require_several_processes(script)
     for call in reached(script, Role.DOWNLOAD, Role.DATA_SET):
         if _downloads(call) and not may_be_on_some_ranks(call) and not _is_in_turn(script, call):
-            yield _fetched_at_once(call, WARN if Role.DATA_SET in call.roles and _share_a_host(script) else INFO)
+            yield _fetched_at_once(
+                script, call, WARN if Role.DATA_SET in call.roles and _share_a_host(script) else INFO
+            )
 
 
 def _downloads(call: LibraryCall) -> bool:
@@ -79,28 +84,24 @@ def _is_in_turn(script: Script, call: LibraryCall) -> bool:
     return False
 
 
-def _fetched_at_once(call: LibraryCall, severity: Severity) -> Finding:
+def _fetched_at_once(script: Script, call: LibraryCall, severity: Severity) -> Finding:
     return Finding.of(
         f"All ranks of a host may fetch and unpack the same files at once: {call.method}",
         at(call.place, "fetched by every rank"),
-        Fix(
-            "Let the first rank of each host fetch it, while the others wait; they find the files then",
-            (
-                "if local_rank != 0:",
-                "    torch.distributed.barrier()",
-                f"{call.place.text}" if _is_one_statement(call) else f"...  # the call of {call.method}",
-                "if local_rank == 0:",
-                "    torch.distributed.barrier()",
-            ),
-        ),
+        _in_turn(script, call),
         severity=severity,
         place=call.place,
     )
 
 
-def _is_one_statement(call: LibraryCall) -> bool:
-    text = call.place.text
-    return text.count("(") == text.count(")") and text.endswith(")")
+def _in_turn(script: Script, call: LibraryCall) -> Fix:
+    text = "Let the first rank of each host fetch it, while the others wait; they find the files then"
+    code, statement = FixCode(script, call.place), statement_of(call)
+    barrier = f"{code.name('torch.distributed.barrier')}()"
+    if not statement or statement[0].startswith(_ENDS):
+        return Fix(f"{text}. Before {call.place} all but them call {barrier}, behind it they do")
+    rank = code.local_rank
+    return Fix(text, code.lines(f"if {rank} != 0:", f"    {barrier}", *statement, f"if {rank} == 0:", f"    {barrier}"))
 
 
 @check("logger-on-every-rank", severity=WARN, owner=Owner.USER)
@@ -126,13 +127,15 @@ def logger_on_every_rank(script: Script) -> Iterator[Finding]:
         yield Finding.of(
             f"Every rank {what}",
             at(call.place, "called by every rank"),
-            Fix(
-                "Call it on rank 0 alone, and whatever logs to it",
-                ("if torch.distributed.get_rank() == 0:", f"    {call.place.text}"),
-            ),
+            fix_with("Call it on rank 0 alone, and whatever logs to it", _on_rank_0(script, call), call.place),
             severity=INFO if is_writer else WARN,
             place=call.place,
         )
+
+
+def _on_rank_0(script: Script, call: LibraryCall) -> tuple[str, ...]:
+    code = FixCode(script, call.place)
+    return code.block(f"if {code.rank} == 0:", statement_of(call))
 
 
 def _is_told_of_ranks(script: Script, call: LibraryCall) -> bool:

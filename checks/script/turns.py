@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-import warnings
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from ddpdoctor.checks.script.script_facts import parse_expression
 from ddpdoctor.facts.script import Condition, Value
 
 _EQUAL = (ast.Eq,)
@@ -29,15 +29,9 @@ def modulus_of(condition: Condition) -> Value | None:
 
 def turn_of(condition: Condition) -> Turn | None:
     """The turns that a condition lets through, by the words of its test; None where they don't say."""
-    try:
-        with warnings.catch_warnings():
-            # Python's own of a script's literals: they are nothing that a user of ours asked for.
-            warnings.simplefilter("ignore")
-            test = ast.parse(condition.test.text, mode="eval").body
-    except (SyntaxError, ValueError):
+    test = parse_expression(condition.test.text)
+    if test is None:
         return None
-    if any(isinstance(part, ast.Constant) and part.value is ... for part in ast.walk(test)):
-        return None  # Its end was left out.
     turns = [turn for turn in _turns(test, not condition.is_negated) if turn is not None]
     return turns[0] if len(turns) == 1 else None
 

@@ -66,7 +66,7 @@ class EditKind(str, Enum):
     """Changes to source code."""
 
     SET_ARGUMENT = "set-argument"
-    """The call at the place is given an argument by its name, or another value for it."""
+    """The call at the place is given an argument by its name, or another value for one; "0", "1" for those without a name."""
     REMOVE_ARGUMENT = "remove-argument"
     FIRST_IN_LOOP = "first-in-loop"
     """Lines at the beginning of the loop at the place."""
@@ -83,6 +83,7 @@ class SourceEdit(msgspec.Struct, frozen=True, kw_only=True):
         name: of the argument or module; in a loop of the variable that must mean there what it means at `used_at`.
         text: the argument's value, or the lines, in which {turn} stands for the loop's variable, and {indent} for an indentation.
         used_at: a place at which that variable is used.
+        called: the last part of what is called there, where several calls begin at the place: a().b().
     """
 
     kind: EditKind
@@ -90,6 +91,7 @@ class SourceEdit(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     text: str = ""
     used_at: SourcePlace | None = None
+    called: str = ""
 
 
 class Evidence(msgspec.Struct, frozen=True):

@@ -255,6 +255,18 @@ class Iteration(msgspec.Struct, frozen=True):
     is_reached: bool = True
 
 
+class Statement(msgspec.Struct, frozen=True):
+    """A statement that is no block of others.
+
+    Args:
+        place: where it begins.
+        lines: as they stand in the file; the first from where it begins.
+    """
+
+    place: SourcePlace
+    lines: tuple[str, ...]
+
+
 class SetAttribute(msgspec.Struct, frozen=True, omit_defaults=True):
     """An attribute of a call's result that the script sets.
 
@@ -287,6 +299,8 @@ class LibraryCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         loops: in which it happens, the outermost first; those of its callers are among them.
         within: names of the context managers around it.
         callers: places from which the script comes there, the outermost first.
+        conditions_at_callers: how many of the conditions hold at each of these places.
+        statement: in which it stands; None where that is a block, long, or holds a text of several lines.
         is_reached: the script itself comes there; else it is in a function of which nobody knows who calls it.
         escapes: of the result.
         iterations: of the result.
@@ -303,6 +317,8 @@ class LibraryCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     loops: tuple[Loop, ...] = ()
     within: tuple[str, ...] = ()
     callers: tuple[SourcePlace, ...] = ()
+    conditions_at_callers: tuple[int, ...] = ()
+    statement: Statement | None = None
     is_reached: bool = True
     escapes: tuple[Escape, ...] = ()
     iterations: tuple[Iteration, ...] = ()
@@ -349,6 +365,14 @@ class UseOfFramework(msgspec.Struct, frozen=True):
     place: SourcePlace
 
 
+class ImportedName(msgspec.Struct, frozen=True):
+    """A name by which a file knows something of a library: "dist" for "torch.distributed"."""
+
+    file: str
+    name: str
+    stands_for: str
+
+
 class IgnoreComment(msgspec.Struct, frozen=True):
     """A comment `# ddpdoctor: ignore[slug]`.
 
@@ -382,6 +406,8 @@ class Script(Facts, frozen=True):
     frameworks: Annotated[tuple[UseOfFramework, ...], Source(SOURCE)] = ()
     read_settings: Annotated[tuple[str, ...], Source(SOURCE)] = ()
     """Names of the environment variables that it reads."""
+    imported_names: Annotated[tuple[ImportedName, ...], Source(SOURCE)] = ()
+    """Of the files in which the calls stand."""
     ignored: tuple[IgnoreComment, ...] = ()
     unfollowed: Annotated[tuple[str, ...], Source(SOURCE)] = ()
     """Methods that tell a sampler the epoch, in lines to which it doesn't come."""

@@ -213,10 +213,10 @@ class CallFollower(ExpressionFollower):
         frame = FollowedFunction(function.module, (names, *function.scopes), function.home, function.owner)
         self._bind_parameters(function, arguments, names, frame)
         depths, before = here.depths(), self._recorded()
-        if caller:
-            here.callers.append(caller)
         if isinstance(function.owner, ProjectObject):
             here.guards += [guard for guard in function.owner.guards if guard not in here.guards]
+        if caller:
+            here.come_from(caller)
         self.active.add(key)
         try:
             if isinstance(node, ast.Lambda):
@@ -513,6 +513,8 @@ class CallFollower(ExpressionFollower):
             tuple(here.loops),
             tuple(here.within),
             tuple(here.callers),
+            tuple(here.guards_at_callers),
+            frame.statement,
             here.is_reached,
         )
         here.records.append(record)

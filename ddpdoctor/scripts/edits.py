@@ -6,7 +6,8 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from ddpdoctor.base.findings import EditKind, SourceEdit, SourcePlace
@@ -66,6 +67,7 @@ class SourceEditor:
             UneditableError: one of them can't be made.
         """
         replacements = {made for edit in edits for made in self._replacements(edit)}
+        _refuse_overlaps(sorted(replacements))
         text = "".join(map(str.__add__, self._lines, self._ends))
         for start, end, new in sorted(replacements, reverse=True):
             own = new.replace("\n", self._ends[start[0]] or self._ends[0] or "\n")
@@ -86,9 +88,9 @@ class SourceEditor:
         if edit.place.file != self._name:
             raise UneditableError(f"{edit.place} is in another file")
         if edit.kind is EditKind.SET_ARGUMENT:
-            yield self._with_argument(self._call_at(edit.place), edit)
+            yield self._with_argument(self._call_at(edit), edit)
         elif edit.kind is EditKind.REMOVE_ARGUMENT:
-            yield self._without_argument(self._call_at(edit.place), edit.name)
+            yield self._without_argument(self._call_at(edit), edit.name)
         elif edit.kind is EditKind.IMPORT:
             yield from self._import(edit.name)
         else:
@@ -96,16 +98,17 @@ class SourceEditor:
 
     # --- arguments ------------------------------------------------------------------------------------------------------------
 
-    def _call_at(self, place: SourcePlace) -> ast.Call:
-        """The call that begins there; of several, as in a().b(), the innermost.
+    def _call_at(self, edit: SourceEdit) -> ast.Call:
+        """The call that begins there; of several, as in a().b(), the one of that name, or else the innermost.
 
         Raises:
             UneditableError: there is none.
         """
-        calls = [node for node in ast.walk(self._tree) if isinstance(node, ast.Call) and self._is_at(node, place)]
+        calls = [node for node in ast.walk(self._tree) if isinstance(node, ast.Call) and self._is_at(node, edit.place)]
         if not calls:
-            raise UneditableError(f"there is no call at {place}")
-        return min(calls, key=lambda call: (call.end_lineno, call.end_col_offset))
+            raise UneditableError(f"there is no call at {edit.place}")
+        named = [call for call in calls if getattr(call.func, "attr", "") == edit.called]
+        return min(named or calls, key=lambda call: (call.end_lineno, call.end_col_offset))
 
     def _is_at(self, node: ast.stmt | ast.expr, place: SourcePlace) -> bool:
         return node.lineno == place.line and self._column(node.lineno, node.col_offset) == place.column - 1
@@ -122,14 +125,19 @@ class SourceEditor:
         return line - 1, self._column(line, offset)
 
     def _with_argument(self, call: ast.Call, edit: SourceEdit) -> _Replacement:
+        if edit.name.isdecimal():
+            given = call.args[: int(edit.name) + 1]
+            if len(given) <= int(edit.name) or any(isinstance(argument, ast.Starred) for argument in given):
+                raise UneditableError("some of its arguments are unpacked from elsewhere")
+            return _Replacement(self._start(given[-1]), self._end(given[-1]), edit.text)
         for keyword in call.keywords:
             if keyword.arg == edit.name:
                 return _Replacement(self._start(keyword.value), self._end(keyword.value), edit.text)
         if any(keyword.arg is None for keyword in call.keywords):
             raise UneditableError("some of its arguments are unpacked from elsewhere")
         before = self._tokens(call)[-2]
-        given = f"{edit.name}={edit.text}"
-        text = given if before.string == "(" else f" {given}" if before.string == "," else f", {given}"
+        named = f"{edit.name}={edit.text}"
+        text = named if before.string == "(" else f" {named}" if before.string == "," else f", {named}"
         end = before.end[0], before.end[1]
         return _Replacement(end, end, text)
 
@@ -227,6 +235,17 @@ class SourceEditor:
             return False
         # Beside the use, what was bound before counts; elsewhere nobody knows which is meant.
         return bound.last_line <= used.line if bound.scope is there[-1] else bound.times == 1
+
+
+def _refuse_overlaps(replacements: Sequence[_Replacement]) -> None:
+    """Refuse replacements of which one takes away what another changes.
+
+    Raises:
+        UneditableError: there are such.
+    """
+    for earlier, later in pairwise(replacements):
+        if later.start < earlier.end:
+            raise UneditableError(f"two changes meet in line {later.start[0] + 1}")
 
 
 def _counts(iterated: ast.expr) -> bool:

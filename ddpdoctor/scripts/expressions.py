@@ -264,6 +264,7 @@ class ExpressionFollower(ABC):
         found = module.values.setdefault(name, found)
         if module is not self.main and isinstance(found, MadeOf | CallResult):
             for statement in module.calls_on.get(name, ()):
+                frame.statement = statement
                 self.value(statement.value, frame)
         return self._arrived(name, found, module.values)
 
@@ -275,6 +276,7 @@ class ExpressionFollower(ABC):
         if isinstance(binding, ast.Import | ast.ImportFrom):
             return next((value for bound, value in self.imported(binding, frame) if bound == name), None)
         if isinstance(binding, ast.Assign | ast.AnnAssign) and binding.value is not None:
+            frame.statement = binding
             targets = binding.targets if isinstance(binding, ast.Assign) else [binding.target]
             value = self.value(binding.value, frame)
             for target in targets:
@@ -579,6 +581,7 @@ class ExpressionFollower(ABC):
         here = self.here
         depths = here.depths()
         inner = FollowedFunction(frame.module, ({}, *frame.scopes), frame.home, frame.owner)
+        inner.statement = frame.statement
         parts: list[AbstractValue] = []
         for generator in node.generators:
             iterated = self.value(generator.iter, inner)

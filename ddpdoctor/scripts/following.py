@@ -116,6 +116,7 @@ class ScriptFollower(CallFollower):
             if self._left < 0:
                 self.is_cut_short = True
                 return False
+            frame.statement = statement
             handler = _STATEMENTS.get(type(statement))
             if handler is not None and handler(self, statement, frame):
                 return True
@@ -318,6 +319,7 @@ class ScriptFollower(CallFollower):
             guard = Guard(Ranks.NOT_DISTRIBUTED, question.module, question.node, question.value, is_negated=starts[0])
             for record in branches[starts[0]]:
                 record.guards = (guard, *record.guards)
+                record.guards_at_callers = tuple(count + 1 for count in record.guards_at_callers)
 
     def _branch(self, statements: list[ast.stmt], passed: Sequence[Guard], frame: FollowedFunction) -> bool:
         guards = self.here.guards

@@ -10,12 +10,14 @@ from typing import Final
 
 from ddpdoctor.base.findings import SourcePlace
 from ddpdoctor.base.lazy_patterns import compile_lazily
+from ddpdoctor.engine.redaction import redact_source
 from ddpdoctor.facts.script import (
     Argument,
     Assignment,
     Condition,
     Escape,
     IgnoreComment,
+    ImportedName,
     Iteration,
     LibraryCall,
     Loop,
@@ -26,6 +28,7 @@ from ddpdoctor.facts.script import (
     Script,
     SetAttribute,
     SourceFile,
+    Statement,
     UseOfFramework,
     Value,
 )
@@ -35,7 +38,14 @@ from ddpdoctor.scripts.following import ScriptFollower
 from ddpdoctor.scripts.project import ModuleCache, Project
 from ddpdoctor.scripts.project_module import ProjectModule
 from ddpdoctor.scripts.scope_names import resolve, scopes_around
-from ddpdoctor.scripts.source_text import SourceText, UnreadableSource, decode_source, parse_source, without_secrets
+from ddpdoctor.scripts.source_text import (
+    REDACTED_CHARACTERS,
+    SourceText,
+    UnreadableSource,
+    decode_source,
+    parse_source,
+    without_secrets,
+)
 from ddpdoctor.scripts.values import (
     CallRecord,
     CallResult,
@@ -60,6 +70,8 @@ from ddpdoctor.scripts.vocabulary import frameworks, methods_of
 _MAX_DEPTH: Final = 4
 """How deep what a value is made of is told."""
 _MAX_TEXT: Final = 80
+_MAX_LINES: Final = 16
+"""Of a statement that is told."""
 _MAX_ATTRIBUTES: Final = 16
 """Of an object of the project."""
 _ROOT: Final = compile_lazily(r"(?<![\w.)\]])([A-Za-z_]\w*)(?:\.\w+)*$")
@@ -139,6 +151,7 @@ class _Frozen:
         self._numbers: dict[int, int] = {}
         self._loops: dict[int, Loop] = {}
         self._asked: dict[int, Condition] = {}
+        self._statements: dict[int, Statement | None] = {}
 
     def script(self, path: str, project: Project) -> Script:
         follower = self._follower
@@ -167,6 +180,11 @@ class _Frozen:
                 UseOfFramework(name, known[name].does, self._place(spot)) for name, spot in follower.frameworks.values()
             ),
             read_settings=tuple(follower.read_settings),
+            imported_names=tuple(
+                imported
+                for module in {id(record.spot[0]): record.spot[0] for record in follower.here.records}.values()
+                for imported in _imported_names(module)
+            ),
             ignored=tuple(line for module in (follower.main, *project.modules) for line in _ignored(module.source)),
             unfollowed=tuple(self._unfollowed((follower.main, *project.modules))),
             is_cut_short=follower.is_cut_short,
@@ -213,6 +231,8 @@ class _Frozen:
             loops=self._loops_of(record.loops),
             within=record.within,
             callers=tuple(map(self._place, record.callers)),
+            conditions_at_callers=record.guards_at_callers,
+            statement=self._statement(record.statement, record.spot[0]),
             is_reached=record.is_reached,
             escapes=tuple(Escape(name, self._place(spot)) for name, spot in record.escapes),
             iterations=tuple(
@@ -241,6 +261,15 @@ class _Frozen:
             characters = len(text.encode()[:column].decode(errors="replace")) + 1
             place = self._places[key] = SourcePlace(*_shown(source, line), characters, source.line(line))
         return place
+
+    def _statement(self, node: ast.stmt | None, module: ProjectModule) -> Statement | None:
+        key = id(node)
+        if key not in self._statements:
+            lines = _lines_of(node, module.source) if node else ()
+            self._statements[key] = (
+                Statement(self._place((module, node.lineno, node.col_offset)), lines) if node and lines else None
+            )
+        return self._statements[key]
 
     def _conditions(self, guards: Iterable[Guard]) -> tuple[Condition, ...]:
         return tuple(self._asked.get(id(guard)) or self._condition(guard) for guard in guards)
@@ -342,6 +371,43 @@ def _text(node: ast.expr | ast.ExceptHandler, source: SourceText) -> str:
         return without_secrets(ast.unparse(node), _MAX_TEXT)
     line = source.lines[node.lineno - 1].encode() if node.lineno <= len(source.lines) else b""
     return without_secrets(line[node.col_offset : node.end_col_offset].decode(errors="replace"), _MAX_TEXT)
+
+
+def _lines_of(node: ast.stmt, source: SourceText) -> tuple[str, ...]:
+    """The lines of a statement; none of a block, of a long one, and where a text of several lines would not stand a shift."""
+    lines = source.lines[node.lineno - 1 : node.end_lineno]
+    if hasattr(node, "body") or hasattr(node, "cases") or not 0 < len(lines) <= _MAX_LINES:
+        return ()
+    if len(lines) > 1 and any(
+        isinstance(part, ast.Constant | ast.JoinedStr) and part.end_lineno != part.lineno for part in ast.walk(node)
+    ):
+        return ()
+    last = lines[-1].encode()[: node.end_col_offset].decode(errors="replace")
+    whole = [*lines[:-1], last]
+    whole[0] = whole[0].encode()[node.col_offset :].decode(errors="replace")
+    return tuple(redact_source(line) for line in whole) if max(map(len, whole)) <= REDACTED_CHARACTERS else ()
+
+
+def _imported_names(module: ProjectModule) -> Iterator[ImportedName]:
+    """Yield the names by which a module knows libraries, and that are nothing else there."""
+    for name, statements in module.bindings.items():
+        meanings = {meaning for statement in statements for meaning in _imported_as(name, statement)}
+        if len(meanings) == 1 and (meaning := meanings.pop()):
+            yield ImportedName(module.source.name, name, meaning)
+
+
+def _imported_as(name: str, statement: ast.stmt) -> Iterator[str]:
+    """Yield what a statement that binds a name imports as that; "" where it is nothing of a library."""
+    if isinstance(statement, ast.Import):
+        for alias in statement.names:
+            if name == (alias.asname or alias.name.partition(".")[0]):
+                yield alias.name if alias.asname else name
+    elif isinstance(statement, ast.ImportFrom) and not statement.level:
+        for alias in statement.names:
+            if name == (alias.asname or alias.name):
+                yield f"{statement.module}.{alias.name}"
+    else:
+        yield ""
 
 
 def _ignored(source: SourceText) -> Iterator[IgnoreComment]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable
 from typing import Final
 
@@ -24,7 +25,7 @@ class FollowedFunction:
         owner: the object or class that the method belongs to.
     """
 
-    __slots__ = ("branches", "globals", "home", "module", "owner", "returns", "scopes", "yields")
+    __slots__ = ("branches", "globals", "home", "module", "owner", "returns", "scopes", "statement", "yields")
 
     def __init__(
         self,
@@ -42,6 +43,8 @@ class FollowedFunction:
         self.branches = 0
         """Conditions within the function under which it is followed: what is stored there may not be."""
         self.globals: set[str] = set()
+        self.statement: ast.stmt | None = None
+        """That is followed just now."""
 
     @property
     def names(self) -> dict[str, AbstractValue]:
@@ -57,6 +60,8 @@ class Surroundings:
         self.loops: list[LoopSpot] = []
         self.within: list[str] = []
         self.callers: list[Spot] = []
+        self.guards_at_callers: list[int] = []
+        """How many there were at each of them."""
         self.is_reached = True
         self.records: list[CallRecord] = []
         self.events = 0
@@ -68,6 +73,11 @@ class Surroundings:
             if guard.ranks is not Ranks.ALL or len(self.guards) < MAX_PLAIN_CONDITIONS:
                 self.guards.append(guard)
 
+    def come_from(self, caller: Spot) -> None:
+        """Come to a function from where it is called."""
+        self.callers.append(caller)
+        self.guards_at_callers.append(len(self.guards))
+
     def depths(self) -> tuple[int, int, int, int]:
         """How much there is of each, for `restore`."""
         return len(self.guards), len(self.loops), len(self.within), len(self.callers)
@@ -76,3 +86,4 @@ class Surroundings:
         """Leave what was entered since."""
         for stack, depth in zip((self.guards, self.loops, self.within, self.callers), depths, strict=True):
             del stack[depth:]  # type: ignore[attr-defined]
+        del self.guards_at_callers[depths[-1] :]

@@ -292,8 +292,8 @@ class CallRecord:
     """A call while the script is followed: what is found out about its result is added."""
 
     __slots__ = (
-        "arguments", "attributes", "attributes_set", "callers", "escapes", "guards", "is_reached", "iterations", "loops", "name", "number",
-        "receiver", "roles", "spot", "within",
+        "arguments", "attributes", "attributes_set", "callers", "escapes", "guards", "guards_at_callers", "is_reached", "iterations",
+        "loops", "name", "number", "receiver", "roles", "spot", "statement", "within",
     )  # fmt: skip
 
     def __init__(
@@ -308,6 +308,8 @@ class CallRecord:
         loops: tuple[LoopSpot, ...],
         within: tuple[str, ...],
         callers: tuple[Spot, ...],
+        guards_at_callers: tuple[int, ...],
+        statement: ast.stmt | None,
         is_reached: bool,
     ) -> None:
         self.number = number
@@ -320,6 +322,8 @@ class CallRecord:
         self.loops = loops
         self.within = within
         self.callers = callers
+        self.guards_at_callers = guards_at_callers
+        self.statement = statement
         self.is_reached = is_reached
         self.attributes: dict[str, AbstractValue] = {}
         self.attributes_set: list[

@@ -185,8 +185,7 @@ for epoch in range(1):
 """,
         ranks_say_the_same,
         mended=(
-            ("loader = DataLoader(dataset, batch_size=4, shuffle=True)", "{0}\nloader = {1}"),
-            ("...", "batch_size=4"),
+            ("loader = DataLoader(dataset, batch_size=4, shuffle=True)", "{0}\n{1}"),
             ("    numbers = []", "    {2}\n    numbers = []"),
         ),
     ),
@@ -206,10 +205,7 @@ for (batch,) in loader:
 print(sorted(numbers))
 """,
         some_are_left_out,
-        mended=(
-            ("loader = DataLoader(dataset, batch_size=2, sampler=sampler)", "loader = {0}"),
-            ("...", "batch_size=2"),
-        ),
+        mended=(("loader = DataLoader(dataset, batch_size=2, sampler=sampler)", "{fix}"),),
         head=WITH_ACCELERATE,
     ),
     Mistake(
@@ -228,7 +224,7 @@ for epoch in range(1):
     print(sorted(numbers))
 """,
         some_are_left_out,
-        mended=(("DistributedSampler(dataset, seed=rank)", "{0}"), ("seed=seed", "seed=7")),
+        mended=(("sampler = DistributedSampler(dataset, seed=rank)", "{fix}"),),
     ),
     Mistake(
         "collective-on-some-ranks",
@@ -386,7 +382,7 @@ wandb.init(project="demo")
         'rank 1 asks for GPU 1 of a node that has one: "invalid device ordinal" (a stand-in of `torch.cuda`)',
         "torch.cuda.set_device(rank)\n",
         fails_with("CUDA error: invalid device ordinal"),
-        mended=(("torch.cuda.set_device(rank)", "{fix}\ntorch.cuda.set_device(local_rank)"),),
+        mended=(("torch.cuda.set_device(rank)", "{fix}"),),
         is_told=True,
         name="two nodes with a GPU each",
         environ=ALONE_ON_NODE,
@@ -440,7 +436,6 @@ model.register_comm_hook(None, averaged)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(1):
     for micro_step in range(3):
-        is_last = micro_step == 2
         loss = model(batch)
         loss.backward()
     optimizer.step()

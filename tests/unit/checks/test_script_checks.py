@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
+import re
+import textwrap
 import warnings
 
 import pytest
@@ -59,21 +63,81 @@ def test_a_script_says_where_it_comes_from(case: ScriptCase) -> None:
     assert len(first) > 20
 
 
+@pytest.mark.quick
+@pytest.mark.parametrize("case", script_cases(kind="sick-"), ids=lambda case: case.id)
+def test_code_to_paste_knows_the_scripts_names(case: ScriptCase) -> None:
+    for finding in case.judge().findings:
+        assert finding.place is not None
+        for fix in finding.fixes:
+            (*_, file) = (finding.place.file, *re.findall(r"([\w-]+\.py):\d", fix.text))
+            known = names_in((case.path.parent / file).read_text())
+            code = "\n".join(fix.commands)
+            assert "...)" not in code
+            assert names_in(code) - names_bound_in(code) <= known | set(dir(builtins)), fix
+
+
+def names_in(code: str) -> set[str]:
+    nodes = list(ast.walk(ast.parse(textwrap.dedent(code))))
+    imported = {
+        alias.asname or alias.name.partition(".")[0]
+        for node in nodes
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    defined = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    arguments = {node.arg for node in nodes if isinstance(node, ast.arg)}
+    return imported | defined | arguments | {node.id for node in nodes if isinstance(node, ast.Name)}
+
+
+def names_bound_in(code: str) -> set[str]:
+    nodes = list(ast.walk(ast.parse(textwrap.dedent(code))))
+    stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    imports = [node for node in nodes if isinstance(node, ast.Import)]
+    return stored | {alias.name.partition(".")[0] for node in imports for alias in node.names}
+
+
+def test_a_fix_names_places_and_shows_statements_whole() -> None:
+    source = """
+import os
+from torch import nn
+import torch.distributed as d
+import torch as t
+from torch.nn.parallel import DistributedDataParallel as DDP
+d.init_process_group("nccl")
+model = DDP(nn.Linear(1, 1).cuda(int(os.environ["LOCAL_RANK"])))
+def save(model):
+        t.save(
+            model.state_dict(),
+            "last.pt",
+        )
+save(model)
+"""
+    script = read_text(source.encode(), "train.py")
+    (finding,) = judge(find_check("save-by-every-rank"), Snapshot(script=script), Plan(1, "a test")).findings
+    assert finding.fixes[0].commands == (
+        "if d.get_rank() == 0:",
+        "    t.save(",
+        "        model.state_dict(),",
+        '        "last.pt",',
+        "    )",
+    )
+
+
 ACCUMULATION = "accumulation-without-no-sync"
 
 
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
-        ("sick-one-turn-off", "is_last = turn % 8 == 0"),
-        ("sick-step-behind-continue", "is_last = not ((turn + 1) % 4 != 0)"),
-        ("sick-test-on-two-lines", "is_last = (turn + 1) % 4 == 0 or turn + 1 == len(batches)"),
+        ("sick-one-turn-off", "if turn % 8 == 0 else"),
+        ("sick-step-behind-continue", "if not ((turn + 1) % 4 != 0) else"),
+        ("sick-test-on-two-lines", "if (turn + 1) % 4 == 0 or turn + 1 == len(batches) else"),
     ],
 )
 def test_the_last_micro_batch_is_the_one_before_the_step(name: str, advice: str) -> None:
     (case,) = script_cases(ACCUMULATION, name)
     (finding,) = case.judge().findings
-    assert finding.fixes[0].commands[0] == advice
+    assert any(advice in line for line in finding.fixes[0].commands)
 
 
 def test_python_warns_nobody_of_a_scripts_literals() -> None:
