@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from sys import stdlib_module_names
 from typing import Final
 
 from ddpdoctor.base.findings import INFO, WARN, Finding, Fix, Owner
@@ -166,7 +167,7 @@ def _is_same_file(save: LibraryCall) -> bool:
         return False
     if path.may_be(OriginKind.UNKNOWN) or not path.origins or _SHARE.search(path.text):
         return False
-    return not any(map(_may_be_own, path.flattened()))
+    return not any(map(_may_be_own, path.flattened())) and not any(map(_is_told, path.origins))
 
 
 def _may_be_own(origin: Origin) -> bool:
@@ -174,6 +175,15 @@ def _may_be_own(origin: Origin) -> bool:
     if origin.text == ITEM or any(word in origin.text for word in _NOT_ON_DISK):
         return True
     return origin.kind in (OriginKind.OPTION, OriginKind.SETTING) and _SHARE.search(origin.text) is not None
+
+
+def _is_told(origin: Origin) -> bool:
+    """Whether it is, or has in it, what a function tells that can't be followed: it may know the process. Items are those of settings."""
+    if origin.text == "()" or origin.text.startswith("?."):
+        return any(part.kind is OriginKind.UNKNOWN or _is_told(part) for part in origin.parts[0].origins)
+    if origin.text.endswith("()") and origin.text.partition(".")[0] not in stdlib_module_names:
+        return True
+    return origin.text != "[]" and any(_is_told(inner) for part in origin.parts for inner in part.origins)
 
 
 def _is_resumed_from(script: Script, save: LibraryCall) -> bool:

@@ -31,6 +31,36 @@ _WHO: Final = {
     Ranks.LOCAL_ZERO: "local rank 0 alone comes",
     Ranks.NOT_LOCAL_ZERO: "all but local rank 0 come",
 }
+_GROUP_AT: Final = {
+    f"torch.distributed.{name}": position
+    for position, names in enumerate(
+        (
+            ("barrier", "monitored_barrier"),
+            (),
+            (
+                "all_reduce",
+                "all_gather",
+                "all_gather_into_tensor",
+                "all_gather_object",
+                "all_to_all",
+                "broadcast",
+                "broadcast_object_list",
+            ),
+            (
+                "reduce",
+                "gather",
+                "gather_object",
+                "scatter",
+                "scatter_object_list",
+                "reduce_scatter",
+                "reduce_scatter_tensor",
+            ),
+            ("all_to_all_single",),
+        )
+    )
+    for name in names
+}
+"""Where the group stands among the arguments of a collective."""
 _ONE_FIRST: Final = compile_lazily(r"first", re.IGNORECASE)
 """Context managers that let one rank go first, with barriers of their own."""
 _OF_ANY_OBJECT: Final = "?."
@@ -147,7 +177,7 @@ def _forward_alone(forward: LibraryCall, condition: Condition) -> Finding:
 
 def _is_of_all(call: LibraryCall) -> bool:
     """Whether all ranks are meant, and it is a collective for sure."""
-    group = call.argument("group")
+    group = call.argument("group", _GROUP_AT.get(call.name))
     if call.unpacks or (group is not None and not group.is_constant("None")):
         return False
     if Role.COLLECTIVE_SAVE in call.roles and call.name.startswith(_OF_ANY_OBJECT):

@@ -18,6 +18,8 @@ FORMS_GROUP: Final = (Role.PROCESS_GROUP, Role.WRAP, Role.SHARD, Role.SAMPLER)
 _TAKES_TURNS: Final = compile_lazily(r"first|lock|zero|main|master|sequential|barrier", re.IGNORECASE)
 """Names of context managers that let one rank go before the others."""
 _DEEPSPEED: Final = "deepspeed.initialize"
+_HANDED_OVER: Final = frozenset({Role.LOADER, Role.SAMPLER, Role.OTHER_SAMPLER, Role.BATCH_SAMPLER, Role.OPTION})
+"""What a process makes for the ranks that it starts."""
 _RANKS: Final = (OriginKind.RANK, OriginKind.LOCAL_RANK, OriginKind.SPAWN_INDEX)
 
 
@@ -81,9 +83,19 @@ def reached(script: Script, *roles: Role) -> Iterator[LibraryCall]:
 
 def ways_to(script: Script, *roles: Role) -> Iterator[LibraryCall]:
     """Yield the same calls, once for each way on which the script comes to them."""
+    starters = _starters_of_ranks(script)
     for call in script.with_role(*roles):
-        if call.is_reached and not lets_through(call.conditions, Ranks.NOT_DISTRIBUTED):
+        is_of_rank = not starters or not starters.isdisjoint(call.callers) or not _HANDED_OVER.isdisjoint(call.roles)
+        if is_of_rank and call.is_reached and not lets_through(call.conditions, Ranks.NOT_DISTRIBUTED):
             yield call
+
+
+def _starters_of_ranks(script: Script) -> set[SourcePlace]:
+    """Where processes are started, if the ranks are these and no others: whoever starts them is none of them."""
+    started = {spawn.place for spawn in script.with_role(Role.SPAWN) if spawn.is_reached}
+    forming = [call for call in script.with_role(Role.PROCESS_GROUP) if call.is_reached]
+    of_ranks = [started.intersection(call.callers) for call in forming] if started else []
+    return set().union(*of_ranks) if all(of_ranks) else set()
 
 
 def each_place_once(calls: Iterable[LibraryCall]) -> Iterator[LibraryCall]:

@@ -57,6 +57,8 @@ MAX_SILENT_VISITS: Final = 3
 
 _NUMBERING: Final = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
 """They hand the function the process's number, first of all."""
+_READING_OPTIONS: Final = ("fire.Fire",)
+"""They call the function that they are handed with the options of the command line."""
 ENDING: Final = frozenset({"sys.exit", "builtins.exit", "builtins.quit", "os._exit", "os.abort"})
 _SAME: Final = frozenset(
     {
@@ -107,8 +109,11 @@ class CallFollower(ExpressionFollower):
             # What its name says is better than nothing: its body may be installed, or too winding.
             name = dotted(function).rpartition(".")[2]
             meaning = meaning_of(name)
-            if isinstance(meaning, RankTest) or (isinstance(meaning, Quantity) and name.lower().startswith("get")):
+            if isinstance(meaning, RankTest):
                 return meaning
+            if isinstance(meaning, Quantity) and name.lower().startswith("get"):
+                # With arguments it is one of a group, or of a part of the mesh.
+                return MadeOf(f"{name}()", (meaning,)) if arguments else meaning
         return value
 
     def _method(self, receiver: AbstractValue, name: str, frame: FollowedFunction) -> AbstractValue:
@@ -270,10 +275,11 @@ class CallFollower(ExpressionFollower):
         known = {*positional, *(parameter.arg for parameter in parameters.kwonlyargs)}
         rest: list[AbstractValue] = []
         more = Mapping({})
-        is_open = False
+        is_open = reads_options = False
         for name, value, _ in arguments:
             if name in ("*", "**"):
                 is_open = True
+                reads_options = reads_options or isinstance(value, Quantity)
             elif name.isdecimal():
                 if int(name) < len(positional):
                     names[positional[int(name)]] = value
@@ -286,6 +292,9 @@ class CallFollower(ExpressionFollower):
         more.is_whole = not is_open
         for name in known - names.keys():
             default = defaults.get(name)
+            if reads_options:
+                names[name] = meaning_of(name) or Quantity(OriginKind.OPTION, name)
+                continue
             names[name] = (
                 UNKNOWN if is_open or default is None else self.value(default, FollowedFunction(function.module, ({},)))
             )
@@ -529,7 +538,8 @@ class CallFollower(ExpressionFollower):
                     self.here.events += 1
             for single in alternatives(value):
                 if isinstance(single, Function) and id(single.node) not in self.visits:
-                    self.run_function(single, [("*", UNKNOWN, node)], self.spot(node, frame))
+                    given = Quantity(OriginKind.OPTION) if name in _READING_OPTIONS else UNKNOWN
+                    self.run_function(single, [("*", given, node)], self.spot(node, frame))
 
 
 BASE: Final = "super()"

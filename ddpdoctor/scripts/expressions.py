@@ -20,6 +20,7 @@ from ddpdoctor.scripts.rank_tests import (
     all_of,
     any_of,
     compared,
+    is_followed,
     negated,
     quantity_in,
     splits,
@@ -57,8 +58,8 @@ from ddpdoctor.scripts.vocabulary import (
     DISTRIBUTED_TEST,
     frameworks_imported,
     hints_at_ranks,
+    is_loaded,
     library_calls,
-    may_hold_rank_test,
     meaning_of,
 )
 
@@ -186,6 +187,8 @@ class ExpressionFollower(ABC):
             # Whoever runs the script changes it there.
             return DISTRIBUTED_TEST
         test = truth_of(value)
+        if isinstance(node, ast.Compare) and value is NOT_FOLLOWED and is_loaded(dotted(node.left)):
+            return NO_RANK_TEST
         if test is NO_RANK_TEST and not isinstance(value, Constant | Items | Mapping | ProjectObject):
             text = dotted(node.left if isinstance(node, ast.Compare) else node)
             last = text.replace("()", "").rpartition(".")[2]
@@ -195,8 +198,7 @@ class ExpressionFollower(ABC):
             if isinstance(node, ast.Compare):
                 is_rank = isinstance(meaning, Quantity) and meaning.kind in RANK_KINDS
                 return NOT_FOLLOWED if is_rank or hints_at_ranks(last) else test
-            if any(single is UNKNOWN or isinstance(single, MethodOf) for single in alternatives(value)):
-                return NOT_FOLLOWED if may_hold_rank_test(last) else test
+            return test if is_loaded(last) or is_followed(value) else NOT_FOLLOWED
         return test
 
     # --- names --------------------------------------------------------------------------------------------------------------

@@ -14,12 +14,13 @@ from ddpdoctor.scripts.values import (
     Items,
     LibraryName,
     MadeOf,
+    MethodOf,
     ProjectObject,
     Quantity,
     RankTest,
     alternatives,
 )
-from ddpdoctor.scripts.vocabulary import DISTRIBUTED_TEST
+from ddpdoctor.scripts.vocabulary import DISTRIBUTED_TEST, is_known_package
 
 Passed = tuple[Ranks, ...]
 """Ranks let through: all of these conditions at once."""
@@ -179,6 +180,33 @@ def _truth_of_choice(value: Choice) -> RankTest:
     return tests[0] if same and not others else NOT_FOLLOWED
 
 
+def is_followed(value: AbstractValue) -> bool:
+    """Whether it is known what a condition asks that asks for this value: it, and all by which it is made. Numbers that are reckoned with are
+    no ranks, else they would be called so."""
+    if isinstance(value, LibraryName):
+        return is_known_package(value.name)
+    if isinstance(value, Choice):
+        return all(map(is_followed, value.values))
+    if isinstance(value, MethodOf):
+        return is_followed(value.receiver)
+    if isinstance(value, MadeOf):
+        if value.how in _OF_ALL_PARTS:
+            return all(map(is_followed, value.parts))
+        if value.parts and (value.how in ("()", "[]") or value.how.startswith("?.")):
+            return is_followed(value.parts[0])
+        return not value.how.endswith("()") or is_known_package(value.how)
+    return value is not UNKNOWN
+
+
+_OF_ALL_PARTS: Final = ("and", "or", "not")
+
+
+def _may_be_rank(left: AbstractValue, operator: ast.cmpop, right: AbstractValue) -> bool:
+    """Whether something that can't be followed is asked whether it is the same as something else that is no text."""
+    is_text = isinstance(right, Constant) and isinstance(right.value, str)
+    return isinstance(operator, ast.Eq | ast.NotEq | ast.Is | ast.IsNot) and not is_text and not is_followed(left)
+
+
 def compared(left: AbstractValue, operator: ast.cmpop, right: AbstractValue) -> AbstractValue:
     """The test that a comparison is; something made of both where it is none of the rank."""
     if isinstance(operator, ast.In | ast.NotIn):
@@ -204,7 +232,7 @@ def compared(left: AbstractValue, operator: ast.cmpop, right: AbstractValue) -> 
         presence = _presence_of(left) if is_asked_for and isinstance(left, Choice) else None
         if presence is not None:
             return negated(presence) if isinstance(operator, ast.Is | ast.Eq) else presence
-        return MadeOf("compare", (left, right))
+        return NOT_FOLLOWED if _may_be_rank(left, operator, right) else MadeOf("compare", (left, right))
     if quantity.kind is OriginKind.WORLD_SIZE:
         return _world_size(operator, _number(right))
     if quantity.kind in RANK_KINDS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from functools import cache
 from typing import Final
 
@@ -59,6 +60,13 @@ def known_packages() -> frozenset[str]:
     """Packages that the tables speak of: what they do needn't be followed, be they a part of the project."""
     names = (*library_calls().roles, *(module for framework in frameworks().values() for module in framework.modules))
     return frozenset(name.partition(".")[0] for name in names) - {"?"}
+
+
+@cache
+def is_known_package(name: str) -> bool:
+    """Whether what has that full name is of Python itself, or of a package that the tables speak of: a rank would be known as one."""
+    package = name.partition(".")[0]
+    return package in library_calls().harmless or package in sys.stdlib_module_names or package in known_packages()
 
 
 @cache
@@ -157,16 +165,18 @@ _COUNTS: Final = compile_lazily(
     re.I,
 )
 """How many there are: the same for all ranks."""
-_OUTPUT: Final = compile_lazily(r"save|saving|writ|dump|output|log", re.I)
+
+
+_LOADED: Final = compile_lazily(r"load(?!er)|resum|restor|pre_?train|weight|fine_?tun", re.I)
+
+
+@cache
+def is_loaded(name: str) -> bool:
+    """Whether a name is that of what a training begins with: all ranks load it, or none."""
+    return _LOADED.search(name) is not None
 
 
 @cache
 def hints_at_ranks(text: str) -> bool:
     """Whether what is compared in a condition of which nothing else is known may be a rank, by its words."""
     return _HINTS.search(text) is not None and _COUNTS.fullmatch(text) is None
-
-
-@cache
-def may_hold_rank_test(text: str) -> bool:
-    """Whether a flag of which nothing else is known may hold what was asked of the rank, by its words: rank 0 alone saves."""
-    return hints_at_ranks(text) or _OUTPUT.search(text) is not None

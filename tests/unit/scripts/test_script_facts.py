@@ -33,8 +33,8 @@ def conditions(text: str) -> tuple[Condition, ...]:
         ("if step % 4 == 0:\n    dist.barrier()\n", "step % 4 == 0", False, False),
         ("if step % 4:\n    pass\nelse:\n    dist.barrier()\n", "step % 4", True, False),
         ("for step in range(9):\n    if step % 4:\n        continue\n    dist.barrier()\n", "step % 4", True, True),
-        ("while more():\n    dist.barrier()\n", "more()", False, False),
-        ("x = 1 if late else dist.barrier()\n", "late", True, False),
+        ("while os.path.exists('x'):\n    dist.barrier()\n", "os.path.exists('x')", False, False),
+        ("x = 1 if os.getppid() else dist.barrier()\n", "os.getppid()", True, False),
     ],
     ids=["if", "else", "continue", "while", "expression"],
 )
@@ -42,6 +42,32 @@ def test_a_condition_that_is_no_question_of_the_rank(text: str, test: str, is_ne
     (condition,) = conditions(text)
     assert condition.ranks is Ranks.ALL
     assert (condition.test.text, condition.is_negated, condition.by_leaving) == (test, is_negated, by_leaving)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from somebody import first\nif first:\n    dist.barrier()\n",
+        "from somebody import ask\nif ask():\n    dist.barrier()\n",
+        "from somebody import build\nengine = build()\nif engine.is_ours:\n    dist.barrier()\n",
+        "from somebody import build\nengine = build()\nour = engine.ours() and engine.of_us() == 0\nif our:\n    dist.barrier()\n",
+        "from somebody import build\nshown, number = build()\nif number == 0:\n    dist.barrier()\n",
+        "if torch.load('x') and unheard_of:\n    dist.barrier()\n",
+    ],
+    ids=["name", "function", "attribute", "stored", "number", "and"],
+)
+def test_a_condition_that_can_not_be_followed_may_be_one_on_the_rank(text: str) -> None:
+    (condition,) = conditions(text)
+    assert condition.ranks is Ranks.MAY_BE_SOME
+
+
+@pytest.mark.parametrize(
+    "test",
+    ["ask() > 3", "ask() == 'save'", "step % ask() == 0", "isinstance(ask(), list)", "loaded_from is not None"],
+)
+def test_a_size_a_word_and_what_is_loaded_are_no_ranks(test: str) -> None:
+    (condition,) = conditions(f"from somebody import ask, step, loaded_from\nif {test}:\n    dist.barrier()\n")
+    assert condition.ranks is Ranks.ALL
 
 
 def test_a_condition_on_the_rank_has_its_test_too() -> None:
