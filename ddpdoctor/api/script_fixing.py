@@ -5,14 +5,14 @@ from __future__ import annotations
 import difflib
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddpdoctor.api.script_linting import LintResult, lint_as_if
 from ddpdoctor.base.text import visible
 
 if TYPE_CHECKING:
-    from ddpdoctor.base.findings import SourceEdit
+    from ddpdoctor.scripts.edits import SourceEditor
     from ddpdoctor.scripts.judging import PlacedFinding
 
 
@@ -70,23 +70,97 @@ def propose_script_fixes(
         select: only these checks.
         ignore: not these checks.
     """
-    left = [(found, "") for found in result.placed_findings if not found[2].edits]
-    files: dict[str, FileFix] = {}
-    for path, findings in _by_file(result).items():
-        fix, refused = _edited(path, findings)
-        left += refused
-        if fix is not None:
-            files[path] = fix
-    while files:
-        again = lint_as_if(_contents(files.values()), paths, select, ignore)
-        failed = {path: why for path, fix in files.items() if (why := _disproved(fix, result, again))}
-        if not failed and len(again.unjudged) > len(result.unjudged):
-            failed = dict.fromkeys(files, "with it a script could not be judged")
-        if not failed:
-            break
-        for path, why in failed.items():
-            left += [(found, why) for found in files.pop(path).findings]
-    return ScriptFixes(tuple(files.values()), tuple(left))
+    chosen = _Chosen(result, lambda contents: lint_as_if(contents, paths, select, ignore))
+    chosen.left += [(found, "") for found in result.placed_findings if not found[2].edits]
+    candidates = [found for path, findings in _by_file(result).items() for found in chosen.possible_in(path, findings)]
+    if candidates:
+        chosen.keep(candidates)
+    return ScriptFixes(tuple(chosen.fixes(chosen.kept)), tuple(chosen.left))
+
+
+class _Chosen:
+    """Findings whose edits are made, each of them proved with those that were kept before.
+
+    Args:
+        result: before all edits.
+        judge: judges the scripts with other contents, by real path.
+    """
+
+    def __init__(self, result: LintResult, judge: Callable[[Mapping[str, bytes]], LintResult]) -> None:
+        self.kept: list[PlacedFinding] = []
+        self.left: list[tuple[PlacedFinding, str]] = []
+        self._result = result
+        self._judge = judge
+        self._editors: dict[str, SourceEditor] = {}
+
+    def possible_in(self, path: str, findings: Sequence[PlacedFinding]) -> Iterator[PlacedFinding]:
+        """Yield the findings of a file whose edits can be made, each alone."""
+        from ddpdoctor.scripts.edits import SourceEditor, UneditableError
+        from ddpdoctor.scripts.places import is_in_notebook
+        from ddpdoctor.scripts.rewriting import refusal
+        from ddpdoctor.scripts.source_text import UnreadableSource, read_source
+
+        why = "notebooks are not changed" if is_in_notebook(path) else refusal(path)
+        try:
+            editor = None if why else SourceEditor(read_source(path), path)
+        except (UnreadableSource, UneditableError) as error:
+            editor, why = None, str(error)
+        for found in findings:
+            try:
+                if editor is None:
+                    self.left.append((found, why))
+                else:
+                    editor.edited(found[2].edits)
+                    self._editors[path] = editor
+                    yield found
+            except UneditableError as error:
+                self.left.append((found, str(error)))
+
+    def keep(self, candidates: Sequence[PlacedFinding]) -> None:
+        """Keep those with whose edits their findings are gone and nothing new is found: all at once, or, where that fails, the halves of them."""
+        why = self._objection([*self.kept, *candidates])
+        if not why:
+            self.kept += candidates
+        elif len(candidates) == 1:
+            self.left.append((candidates[0], why))
+        else:
+            middle = len(candidates) // 2
+            self.keep(candidates[:middle])
+            self.keep(candidates[middle:])
+
+    def fixes(self, findings: Iterable[PlacedFinding]) -> Iterator[FileFix]:
+        """Yield the files with the edits of findings.
+
+        Raises:
+            UneditableError: two of them don't go together.
+        """
+        by_file: dict[str, list[PlacedFinding]] = {}
+        for found in findings:
+            by_file.setdefault(found[2].edits[0].place.file, []).append(found)
+        for path, mended in by_file.items():
+            editor = self._editors[path]
+            after = editor.edited([edit for _, _, finding in mended for edit in finding.edits])
+            yield FileFix(path, editor.content, after, tuple(mended))
+
+    def _objection(self, findings: Sequence[PlacedFinding]) -> str:
+        """Say what speaks against the edits of findings; "" if nothing does."""
+        from ddpdoctor.scripts.edits import UneditableError
+
+        try:
+            fixes = list(self.fixes(findings))
+        except UneditableError as error:
+            return str(error)
+        after = self._judge({os.path.realpath(fix.path): fix.after for fix in fixes})
+        if len(after.unjudged) > len(self._result.unjudged):
+            return "with it a script could not be judged"
+        was = Counter(map(_key, self._result.placed_findings))
+        lines_before = {fix.path: _lines_before(fix) for fix in fixes}
+        now = [(_key(found, lines_before), found) for found in after.placed_findings]
+        counted = Counter(key for key, _ in now)
+        if any(counted[key] >= was[key] for key in map(_key, findings)):
+            return "the finding is still there with it"
+        new = next((found for key, found in now if counted[key] > was[key]), None)
+        return f"with it there is another finding, {new[0].slug} at {new[2].place}" if new else ""
 
 
 def _by_file(result: LintResult) -> dict[str, list[PlacedFinding]]:
@@ -97,53 +171,20 @@ def _by_file(result: LintResult) -> dict[str, list[PlacedFinding]]:
     return findings
 
 
-def _edited(path: str, findings: Sequence[PlacedFinding]) -> tuple[FileFix | None, list[tuple[PlacedFinding, str]]]:
-    """The file with the edits that can be made, and the findings whose edits can't."""
-    from ddpdoctor.scripts.edits import SourceEditor, UneditableError
-    from ddpdoctor.scripts.places import is_in_notebook
-    from ddpdoctor.scripts.rewriting import refusal
-    from ddpdoctor.scripts.source_text import UnreadableSource, read_source
-
-    if why := "notebooks are not changed" if is_in_notebook(path) else refusal(path):
-        return None, [(found, why) for found in findings]
-    try:
-        before = read_source(path)
-        editor = SourceEditor(before, path)
-    except (UnreadableSource, UneditableError) as error:
-        return None, [(found, str(error)) for found in findings]
-    edits: list[SourceEdit] = []
-    mended: list[PlacedFinding] = []
-    left: list[tuple[PlacedFinding, str]] = []
-    for found in findings:
-        try:
-            editor.edited(found[2].edits)
-        except UneditableError as error:
-            left.append((found, str(error)))
-        else:
-            edits += found[2].edits
-            mended.append(found)
-    fix = FileFix(path, before, editor.edited(edits), tuple(mended)) if mended else None
-    return fix, left
+def _lines_before(fix: FileFix) -> dict[int, int]:
+    """The lines of a changed file to those that stood there before; a new one is not among them."""
+    before, after = (content.splitlines() for content in (fix.before, fix.after))
+    lines: dict[int, int] = {}
+    for kind, first, end, first_after, end_after in difflib.SequenceMatcher(None, before, after, False).get_opcodes():
+        if kind in ("equal", "replace"):
+            lines |= {line + 1: min(first + line - first_after, end - 1) + 1 for line in range(first_after, end_after)}
+    return lines
 
 
-def _contents(fixes: Iterable[FileFix]) -> Mapping[str, bytes]:
-    return {os.path.realpath(fix.path): fix.after for fix in fixes}
-
-
-def _disproved(fix: FileFix, before: LintResult, after: LintResult) -> str:
-    """Say what speaks against a change; "" if nothing does."""
-    was, now = (_in_file(result, fix.path) for result in (before, after))
-    if any(now[key] >= was[key] for key in map(_key, fix.findings)):
-        return "the finding is still there with it"
-    if now - was:
-        return "there is another finding with it"
-    return ""
-
-
-def _in_file(result: LintResult, path: str) -> Counter[tuple[str, str]]:
-    """Findings by what stays the same where lines move."""
-    return Counter(_key(found) for found in result.placed_findings if found[2].place and found[2].place.file == path)
-
-
-def _key(found: PlacedFinding) -> tuple[str, str]:
-    return found[0].slug, found[2].summary
+def _key(found: PlacedFinding, lines_before: Mapping[str, Mapping[int, int]] | None = None) -> tuple[str, str, int]:
+    """The check and the line of a finding, as it was before an edit, whatever its severity; a new line is below none."""
+    place = found[2].place
+    if place is None:
+        return found[0].slug, "", 0
+    moved = (lines_before or {}).get(place.file)
+    return found[0].slug, place.file, place.line if moved is None else moved.get(place.line, -place.line)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Final
 
 import typer
 
@@ -14,6 +15,8 @@ from ddpdoctor.base.text import listed, one_line
 from ddpdoctor.cli.asking import ask
 from ddpdoctor.report.document import Lines, Paragraph, placed_summary
 from ddpdoctor.report.terminal import screen_for
+
+_FOR_PEOPLE: Final = "which change is right only you can tell; its fix is above"
 
 
 def refuse_options(paths: Sequence[str], *, fixing: bool, yes: bool, dry_run: bool, form: str) -> None:
@@ -100,10 +103,11 @@ def mend(
 
 
 def _left(fixes: ScriptFixes) -> list[Paragraph]:
+    """Findings that are not mended, with the reason; those that have no edit at all only where nothing is mended."""
     return [
-        Paragraph(f"Not changed by itself: {placed_summary(finding)}: {one_line(why)}")
+        Paragraph(f"Not changed by itself: {placed_summary(finding)}: {one_line(why or _FOR_PEOPLE)}")
         for (_, _, finding), why in fixes.left
-        if why
+        if why or not fixes.files
     ]
 
 

@@ -64,6 +64,14 @@ def test_a_dry_run_only_shows(tmp_path: Path) -> None:
     assert (tmp_path / "train.py").read_bytes() == LOAD.read_bytes()
 
 
+def test_where_nothing_is_changed_each_finding_says_why(tmp_path: Path) -> None:
+    shutil.copy(SCRIPTS / "logger-on-every-rank" / "sick-wandb.py", tmp_path / "train.py")
+    ended = lint(tmp_path, "--fix", "--dry-run", "train.py")
+    words = " ".join(ended.stdout.split())
+    assert "Not changed by itself: train.py:" in words
+    assert "which change is right only you can tell; its fix is above" in words
+
+
 def test_yes_writes_what_was_shown(tmp_path: Path) -> None:
     shutil.copy(LOAD, tmp_path / "train.py")
     ended = lint(tmp_path, "--fix", "--yes", "train.py")

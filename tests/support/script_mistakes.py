@@ -243,6 +243,45 @@ for step in range(2):
         environ=SHORT_WAITS,
     ),
     Mistake(
+        "collective-on-some-ranks",
+        "rank 0 leaves, and rank 1 loses it in `backward`",
+        """
+model = DistributedDataParallel(torch.nn.Linear(1, 1))
+for step in range(3):
+    loss = model(torch.ones(4, 1)).sum()
+    loss.backward()
+    if rank == 0:
+        if step == 1:
+            break
+""",
+        fails_with("by peer"),
+        mended=(
+            ("    if rank == 0:\n", "    {1}\n    if rank == 0:\n"),
+            ("            break", "            {3}\n    {5}\n    {6}\n    {7}"),
+        ),
+        name="leaving the loop",
+    ),
+    Mistake(
+        "collective-on-some-ranks",
+        "rank 0 waits in the `all_reduce` of a function until rank 1 is gone",
+        """
+def total(values):
+    dist.all_reduce(values)
+    return values.item()
+
+
+if rank == 0:
+    print(total(torch.ones(1)))
+""",
+        fails_with("by peer"),
+        mended=(
+            ("if rank == 0:\n    print(", "value = total(torch.ones(1))\nif rank == 0:\n    print("),
+            ("    print(total(torch.ones(1)))", "    print(value)"),
+        ),
+        advice="The collective is in a function: call that on every rank",
+        name="in a function",
+    ),
+    Mistake(
         "save-by-every-rank",
         'rank 0 reads what rank 1 is writing anew: "EOFError"',
         """

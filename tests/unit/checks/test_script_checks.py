@@ -123,6 +123,13 @@ save(model)
     )
 
 
+def test_the_body_of_an_if_on_one_line_is_moved_alone() -> None:
+    source = b"import torch.distributed as dist\ndist.init_process_group()\nif dist.get_rank() == 0: dist.barrier()\n"
+    script = read_text(source, "train.py")
+    (finding,) = judge(find_check("collective-on-some-ranks"), Snapshot(script=script), Plan(1, "a test")).findings
+    assert finding.fixes[0].commands == ("dist.barrier()",)
+
+
 ACCUMULATION = "accumulation-without-no-sync"
 
 

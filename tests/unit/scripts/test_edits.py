@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from ddpdoctor.api.script_linting import lint
 from ddpdoctor.base.findings import EditKind, SourceEdit, SourcePlace
 from ddpdoctor.scripts.edits import SourceEditor, UneditableError
 from ddpdoctor.scripts.rewriting import refusal, rewrite
-from tests.support.script_cases import SCRIPTS, working_folder
+from tests.support.script_cases import MAIN, SCRIPTS, ScriptCase, script_cases, working_folder
 
 HERE = "train.py"
 LOOP = SCRIPTS / "sampler-without-set-epoch" / "sick-one-file.py"
@@ -270,3 +271,99 @@ def test_a_file_of_the_project_is_mended_for_all_scripts_that_import_it(tmp_path
         fixes = propose_script_fixes(lint(["."]), ["."], (), ())
     (fix,) = fixes.files
     assert fix.path.endswith("lib.py")
+
+
+@pytest.mark.parametrize(
+    ("name", "called", "after"),
+    [
+        ("0", "to", "x = Linear(8, 1).to(gpu)"),
+        ("1", "Linear", "x = Linear(8, gpu).to(rank)"),
+        ("0", "", "x = Linear(gpu, 1).to(rank)"),
+    ],
+)
+def test_an_argument_is_set_by_its_position_in_the_call_that_is_meant(name: str, called: str, after: str) -> None:
+    place = SourcePlace(HERE, 1, 5)
+    edit = SourceEdit(kind=EditKind.SET_ARGUMENT, place=place, name=name, text="gpu", called=called)
+    assert SourceEditor(b"x = Linear(8, 1).to(rank)", HERE).edited([edit]).decode() == after
+
+
+@pytest.mark.parametrize(("call", "name"), [("f(*a)", "0"), ("f()", "0")])
+def test_an_argument_that_has_no_certain_position_is_left(call: str, name: str) -> None:
+    edit = SourceEdit(kind=EditKind.SET_ARGUMENT, place=SourcePlace(HERE, 1, 1), name=name, text="1")
+    with pytest.raises(UneditableError):
+        SourceEditor(call.encode(), HERE).edited([edit])
+
+
+def test_changes_that_meet_are_refused() -> None:
+    place = SourcePlace(HERE, 1, 1)
+    both = [
+        SourceEdit(kind=EditKind.SET_ARGUMENT, place=place, name="a", text="2"),
+        SourceEdit(kind=EditKind.REMOVE_ARGUMENT, place=place, name="a"),
+    ]
+    with pytest.raises(UneditableError, match="two changes meet in line 1"):
+        SourceEditor(b"f(a=1)", HERE).edited(both)
+
+
+SEVERAL = """
+import argparse
+import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+parser = argparse.ArgumentParser()
+parser.add_argument("--local_rank", type=int, default=0)
+args = parser.parse_args()
+os.environ["MASTER_PORT"] = "12355"
+dist.init_process_group("nccl")
+torch.cuda.set_device(args.local_rank)
+data = TensorDataset(torch.ones(8, 1))
+loader = DataLoader(data, sampler=DistributedSampler(data))
+model = DDP(torch.nn.Linear(1, 1).cuda())
+model.load_state_dict(torch.load("last.pt"))
+for epoch in range(3):
+    for (batch,) in loader:
+        model(batch).sum().backward()
+    if dist.get_rank() == 0:
+        torch.save(model.state_dict(), "last.pt")
+"""
+EDITED = ("local-rank-argument-only", "load-without-map-location", "sampler-without-set-epoch")
+
+
+def test_what_was_found_before_counts_against_no_edit(tmp_path: Path) -> None:
+    """That the environment is read makes the warning of a port that was only worth a hint."""
+    (tmp_path / HERE).write_text(SEVERAL)
+    (fix,) = proposed(tmp_path).files
+    assert sorted(check.slug for check, _, _ in fix.findings) == sorted(EDITED)
+    assert b"\n    loader.sampler.set_epoch(epoch)\n" in fix.after
+
+
+def test_an_edit_that_does_harm_keeps_no_other_from_being_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / HERE).write_text(SEVERAL)
+    edits_made = SourceEditor.edited
+
+    def edited_with_harm(editor: SourceEditor, edits: Iterable[SourceEdit]) -> bytes:
+        harm = b"if dist.get_rank() == 0:\n    dist.barrier()\n"
+        given = list(edits)
+        return edits_made(editor, given) + harm * any(edit.name == "map_location" for edit in given)
+
+    monkeypatch.setattr(SourceEditor, "edited", edited_with_harm)
+    fixes = proposed(tmp_path)
+    (fix,) = fixes.files
+    assert {check.slug for check, _, _ in fix.findings} == {EDITED[0], EDITED[2]}
+    ((found, why),) = [(found, why) for found, why in fixes.left if why]
+    assert found[0].slug == EDITED[1]
+    assert why == f"with it there is another finding, collective-on-some-ranks at {tmp_path / HERE}:25"
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in script_cases(kind="sick-") if case.path.name != MAIN], ids=lambda case: case.id
+)
+def test_what_is_printed_is_what_is_written(case: ScriptCase) -> None:
+    with working_folder(case.path.parent):
+        fixes = propose_script_fixes(lint([case.path.name]), [case.path.name], (), ())
+    for fix in fixes.files:
+        written = {line.strip() for line in fix.after.decode().splitlines()}
+        for _, _, finding in fix.findings:
+            printed = {line.strip() for remedy in finding.fixes for line in remedy.commands}
+            assert printed <= written
