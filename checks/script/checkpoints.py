@@ -13,13 +13,13 @@ from ddpdoctor.checks.script.fix_code import FixCode, assigned_name, fix_with, s
 from ddpdoctor.checks.script.script_facts import (
     at,
     each_place_once,
+    is_one_rank_first,
     knows_rank,
     lets_through,
     may_be_on_some_ranks,
     reached,
     require_ranks,
     set_argument,
-    takes_turns,
     ways_to,
 )
 from ddpdoctor.engine.registry import check, requires
@@ -132,7 +132,7 @@ def save_by_every_rank(script: Script) -> Iterator[Finding]:
     unguarded = (
         save
         for save in ways_to(script, Role.SAVE)
-        if not may_be_on_some_ranks(save) and not takes_turns(save) and _is_same_file(save)
+        if not may_be_on_some_ranks(save) and not is_one_rank_first(save) and _is_same_file(save)
     )
     for save in each_place_once(unguarded):
         yield _written_by_all(script, save)

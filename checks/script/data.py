@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 from ddpdoctor.base.findings import FAIL, WARN, EditKind, Finding, Fix, Owner, SourceEdit
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.checks.script.fix_code import FixCode, fix_with, is_whole, statement_of
 from ddpdoctor.checks.script.script_facts import (
     at,
@@ -25,6 +28,10 @@ from ddpdoctor.facts.script import Iteration, LibraryCall, Loop, OriginKind, Rol
 _LOADER = "torch.utils.data.DataLoader"
 _SAMPLER = "torch.utils.data.DistributedSampler"
 _SAMPLER_MODULE = "torch.utils.data.distributed"
+_EVALUATED: Final = compile_lazily(
+    r"(?<![a-z])(?:test|val|valid|validation|eval|dev)(?:_?(?:set|data|ds)\w*)?(?![a-z])", re.IGNORECASE
+)
+"""Names of data by which nothing is trained: their order doesn't matter."""
 _RANDOM = "torch.utils.data.RandomSampler"
 
 
@@ -48,6 +55,9 @@ def sampler_without_set_epoch(script: Script) -> Iterator[Finding]:
     requires(not script.does("set-epoch"), "a framework that the script uses tells its samplers the epoch")
     for loader in reached(script, Role.LOADER):
         for sampler in samplers_of(script, loader):
+            dataset = sampler.argument("dataset", 0)
+            if dataset and _EVALUATED.search(dataset.text):
+                continue
             iteration = _epochs_without_order(script, loader, sampler)
             if iteration:
                 yield _same_order(script, loader, sampler, iteration)

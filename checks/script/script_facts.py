@@ -15,7 +15,7 @@ from ddpdoctor.facts.script import Condition, Iteration, LibraryCall, Loop, Orig
 
 FORMS_GROUP: Final = (Role.PROCESS_GROUP, Role.WRAP, Role.SHARD, Role.SAMPLER)
 """Calls by which a script shows that several ranks run it."""
-_TAKES_TURNS: Final = compile_lazily(r"first|lock|zero|main|master|sequential|barrier", re.IGNORECASE)
+_ONE_RANK_FIRST: Final = compile_lazily(r"first|lock|zero|main|master|sequential|barrier", re.IGNORECASE)
 """Names of context managers that let one rank go before the others."""
 _DEEPSPEED: Final = "deepspeed.initialize"
 _HANDED_OVER: Final = frozenset({Role.LOADER, Role.SAMPLER, Role.OTHER_SAMPLER, Role.BATCH_SAMPLER, Role.OPTION})
@@ -117,9 +117,9 @@ def may_be_on_some_ranks(call: LibraryCall) -> bool:
     return any(condition.ranks not in (Ranks.ALL, Ranks.DISTRIBUTED) for condition in call.conditions)
 
 
-def takes_turns(call: LibraryCall) -> bool:
+def is_one_rank_first(call: LibraryCall) -> bool:
     """Whether a context manager around it lets one rank go before the others, by its name."""
-    return any(_TAKES_TURNS.search(name) for name in call.within)
+    return any(_ONE_RANK_FIRST.search(name) for name in call.within)
 
 
 def starts_ranks(script: Script) -> bool:

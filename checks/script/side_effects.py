@@ -10,6 +10,7 @@ from ddpdoctor.checks.script.fix_code import FixCode, fix_with, statement_of
 from ddpdoctor.checks.script.script_facts import (
     at,
     deepspeed_engines,
+    is_one_rank_first,
     knows_rank,
     lets_through,
     may_be_on_some_ranks,
@@ -17,7 +18,6 @@ from ddpdoctor.checks.script.script_facts import (
     require_distributed,
     require_several_processes,
     starts_ranks,
-    takes_turns,
 )
 from ddpdoctor.engine.registry import check
 from ddpdoctor.facts.script import LibraryCall, Ranks, Role, Script
@@ -74,7 +74,7 @@ def _share_a_host(script: Script) -> bool:
 
 def _is_in_turn(script: Script, call: LibraryCall) -> bool:
     """Whether one rank goes first: by a context manager, a barrier for the others before it, or a call of its own."""
-    if takes_turns(call):
+    if is_one_rank_first(call):
         return True
     for earlier in script.calls[: call.number]:
         if Role.COLLECTIVE in earlier.roles and lets_through(earlier.conditions, *_WAITING):

@@ -533,9 +533,8 @@ class CallFollower(ExpressionFollower):
         """Note that a call that can't be followed gets hold of results; functions of the project it may call itself."""
         for _, value, _ in arguments:
             for result in results_in(value):
-                if not result.part.endswith("[*]"):
-                    result.record.escapes.append((name, self.spot(node, frame)))
-                    self.here.events += 1
+                result.record.escapes.append((name, self.spot(node, frame)))
+                self.here.events += 1
             for single in alternatives(value):
                 if isinstance(single, Function) and id(single.node) not in self.visits:
                     given = Quantity(OriginKind.OPTION) if name in _READING_OPTIONS else UNKNOWN

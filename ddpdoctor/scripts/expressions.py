@@ -620,9 +620,8 @@ class ExpressionFollower(ABC):
         """Note a loop over loaders."""
         here = self.here
         for result in results_in(iterated):
-            if not result.part.endswith("[*]"):
-                here.events += 1
-                result.record.iterations.append((spot, tuple(here.loops), tuple(here.guards), here.is_reached))
+            here.events += 1
+            result.record.iterations.append((spot, tuple(here.loops), tuple(here.guards), here.is_reached))
 
 
 _EXPRESSIONS: Final[dict[type[ast.AST], Callable[[ExpressionFollower, Any, FollowedFunction], AbstractValue]]] = {
