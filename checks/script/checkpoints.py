@@ -132,7 +132,10 @@ def save_by_every_rank(script: Script) -> Iterator[Finding]:
     unguarded = (
         save
         for save in ways_to(script, Role.SAVE)
-        if not may_be_on_some_ranks(save) and not is_one_rank_first(save) and _is_same_file(save)
+        if not may_be_on_some_ranks(save)
+        and not is_one_rank_first(save)
+        and _is_same_file(save)
+        and not _is_in_own_folder(script, save)
     )
     for save in each_place_once(unguarded):
         yield _written_by_all(script, save)
@@ -168,6 +171,12 @@ def _is_same_file(save: LibraryCall) -> bool:
     if path.may_be(OriginKind.UNKNOWN) or not path.origins or _SHARE.search(path.text):
         return False
     return not any(map(_may_be_own, path.flattened())) and not any(map(_is_told, path.origins))
+
+
+def _is_in_own_folder(script: Script, save: LibraryCall) -> bool:
+    """Whether each rank has gone to a folder of its own before."""
+    changes = (call for call in script.with_role(Role.CHANGE_FOLDER) if call.number < save.number)
+    return any(knows_rank(change.argument("path", 0)) for change in changes)
 
 
 def _may_be_own(origin: Origin) -> bool:

@@ -18,6 +18,7 @@ FORMS_GROUP: Final = (Role.PROCESS_GROUP, Role.WRAP, Role.SHARD, Role.SAMPLER)
 _ONE_RANK_FIRST: Final = compile_lazily(r"first|lock|zero|main|master|sequential|barrier", re.IGNORECASE)
 """Names of context managers that let one rank go before the others."""
 _DEEPSPEED: Final = "deepspeed.initialize"
+_SETTINGS_OF_RANKS: Final = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE"})
 _HANDED_OVER: Final = frozenset({Role.LOADER, Role.SAMPLER, Role.OTHER_SAMPLER, Role.BATCH_SAMPLER, Role.OPTION})
 """What a process makes for the ranks that it starts."""
 _RANKS: Final = (OriginKind.RANK, OriginKind.LOCAL_RANK, OriginKind.SPAWN_INDEX)
@@ -34,7 +35,17 @@ def require_distributed(script: Script, *more: Role) -> None:
         NotApplicable: there is no script, or a single process runs it.
     """
     requires(script.path, "no training script was named")
-    requires(next(script.with_role(*FORMS_GROUP, *more), None), "nothing in the script is distributed")
+    shown = list(script.with_role(*FORMS_GROUP, *more))
+    requires(shown, "nothing in the script is distributed")
+    # A library wraps the model where the run is distributed; a script of one process uses it, too.
+    is_formed = any(script.with_role(Role.PROCESS_GROUP, Role.ENGINE, Role.SPAWN)) or script.frameworks
+    requires(
+        is_formed
+        or any(not call.conditions or not call.is_reached for call in shown)
+        or _tells_ranks_apart(script)
+        or not _SETTINGS_OF_RANKS.isdisjoint(script.read_settings),
+        "the script forms no process group, and wraps its model only under a condition",
+    )
 
 
 def require_several_processes(script: Script) -> None:

@@ -126,6 +126,8 @@ class Role(str, Enum):
     """Writes a file or folder, by whoever calls it."""
     COLLECTIVE_SAVE = "collective-save"
     """Writes one, and all ranks must call it."""
+    CHANGE_FOLDER = "change-folder"
+    """Relative paths are in that folder from then on."""
     LOAD = "load"
     LOAD_STATE = "load-state"
     STATE = "state"

@@ -12,7 +12,7 @@ from ddpdoctor.scripts.abstract_value import UNKNOWN, AbstractValue
 from ddpdoctor.scripts.expressions import ExpressionFollower, dotted
 from ddpdoctor.scripts.project import Project
 from ddpdoctor.scripts.project_module import ProjectModule
-from ddpdoctor.scripts.rank_tests import RANK_KINDS
+from ddpdoctor.scripts.rank_tests import RANK_KINDS, any_of
 from ddpdoctor.scripts.scopes import FollowedFunction
 from ddpdoctor.scripts.values import (
     NONE,
@@ -21,6 +21,7 @@ from ddpdoctor.scripts.values import (
     CallResult,
     Choice,
     Constant,
+    Decorated,
     Function,
     Guard,
     Items,
@@ -28,6 +29,7 @@ from ddpdoctor.scripts.values import (
     MadeOf,
     Mapping,
     MethodOf,
+    OnSomeRanks,
     Partial,
     ProjectClass,
     ProjectObject,
@@ -87,6 +89,7 @@ class CallFollower(ExpressionFollower):
         self.active: set[int] = set()
         self._silent: dict[tuple[int, AbstractValue | None], tuple[int, AbstractValue]] = {}
         self.objects: dict[int, ProjectObject] = {}
+        self._decorators: dict[tuple[int, str], tuple[Guard, ...] | None] = {}
         self.is_cut_short = False
 
     def follow_call(self, node: ast.Call, frame: FollowedFunction) -> AbstractValue:
@@ -191,6 +194,16 @@ class CallFollower(ExpressionFollower):
         if isinstance(callee, ProjectObject):
             method = self.member(callee.kind, "__call__", callee)
             return self.apply(method, arguments, node, frame) if method else UNKNOWN
+        if isinstance(callee, OnSomeRanks):
+            depths = self.here.depths()
+            self.here.enter(callee.guards)
+            value = self.apply(callee.called, arguments, node, frame)
+            self.here.restore(depths)
+            return value
+        if isinstance(callee, Decorated):
+            callee.calls.append(tuple(self.here.guards))
+            self.here.events += 1
+            return UNKNOWN
         if isinstance(callee, CallResult):
             roles = (Role.FORWARD,) if Role.WRAP in callee.record.roles and not callee.part else ()
             if roles:
@@ -227,7 +240,7 @@ class CallFollower(ExpressionFollower):
             if isinstance(node, ast.Lambda):
                 return self.value(node.body, frame)
             for decorator in node.decorator_list:
-                self._guard_by_decorator(decorator, frame)
+                self._guard_by_decorator(decorator, function)
             self.run_block(node.body, frame)
         except RecursionError:
             self.is_cut_short = True
@@ -250,7 +263,21 @@ class CallFollower(ExpressionFollower):
     def run_block(self, statements: list[ast.stmt], frame: FollowedFunction) -> bool:
         """Follow statements; whether whoever comes there always leaves them before their end."""
 
-    def _guard_by_decorator(self, decorator: ast.expr, frame: FollowedFunction) -> None:
+    def _guard_by_decorator(self, decorator: ast.expr, function: Function) -> None:
+        """Come to a decorated function by its decorator: under the conditions that this asks, or under which its name says so."""
+        frame = FollowedFunction(function.module, ({}, *function.scopes))
+        depths, start = self.here.depths(), len(self.here.records)
+        given = self.value(decorator, frame)
+        if isinstance(given, Function):
+            key = id(given.node), ast.unparse(decorator)
+            if key not in self._decorators:
+                self._decorators[key] = self._conditions_of(given, decorator, frame)
+        # What the decorator does besides is no call of the function's.
+        self.here.restore(depths)
+        del self.here.records[start:]
+        if isinstance(given, Function) and (conditions := self._decorators[key]) is not None:
+            self.here.enter(conditions)
+            return
         text = dotted(decorator).replace("()", "").rpartition(".")[2]
         meaning = meaning_of(text.removesuffix("_only"))
         ranks = Ranks.ZERO if text in _MAIN_ONLY else None
@@ -258,6 +285,18 @@ class CallFollower(ExpressionFollower):
             ranks = meaning.holds[0]
         if ranks:
             self.here.guards.append(Guard(ranks, frame.module, decorator))
+
+    def _conditions_of(self, given: Function, decorator: ast.expr, frame: FollowedFunction) -> tuple[Guard, ...] | None:
+        """The conditions under which a decorator of the project calls what it decorates; None where that could not be followed."""
+        depth, decorated = len(self.here.guards), Decorated()
+        at = decorator if isinstance(decorator, ast.Call) else ast.copy_location(ast.Call(decorator, [], []), decorator)
+        made = self.apply(given, [("0", decorated, decorator)], at, frame)
+        self.apply(made, [("*", UNKNOWN, decorator)], at, frame)
+        ways = [guards[depth:] for guards in decorated.calls]
+        if len(ways) < 2:
+            return ways[0] if ways else None
+        passed = any_of([RankTest(tuple(guard.ranks for guard in way), ()) for way in ways]).holds
+        return tuple(Guard(ranks, frame.module, decorator) for ranks in passed)
 
     def _bind_parameters(
         self, function: Function, arguments: GivenArguments, names: dict[str, AbstractValue], frame: FollowedFunction
@@ -555,7 +594,7 @@ def _most_visits(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> i
 
 
 def _holds_objects(value: AbstractValue) -> bool:
-    return isinstance(value, Function | ProjectObject | ProjectClass) or bool(results_in(value))
+    return isinstance(value, Function | ProjectObject | ProjectClass | Decorated) or bool(results_in(value))
 
 
 def _numbered(values: Sequence[AbstractValue], index: Quantity) -> list[AbstractValue]:

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from ddpdoctor.facts.script import ITEM, OriginKind, Role
+from ddpdoctor.facts.script import ITEM, OriginKind, Ranks, Role
 from ddpdoctor.scripts.abstract_value import UNKNOWN, AbstractValue
 from ddpdoctor.scripts.project import Project
 from ddpdoctor.scripts.project_module import ProjectModule
@@ -33,6 +33,7 @@ from ddpdoctor.scripts.values import (
     CallResult,
     Choice,
     Constant,
+    Decorated,
     Function,
     Guard,
     Items,
@@ -43,6 +44,7 @@ from ddpdoctor.scripts.values import (
     Mapping,
     MethodOf,
     ModuleValue,
+    OnSomeRanks,
     ProjectClass,
     ProjectObject,
     Quantity,
@@ -61,6 +63,7 @@ from ddpdoctor.scripts.vocabulary import (
     is_loaded,
     library_calls,
     meaning_of,
+    roles_of,
 )
 
 _OPERATORS: Final = {ast.Mod: "%", ast.FloorDiv: "//", ast.Div: "/", ast.Mult: "*", ast.Add: "+", ast.Sub: "-"}
@@ -164,8 +167,13 @@ class ExpressionFollower(ABC):
     def question(self, node: ast.expr, frame: FollowedFunction) -> Question:
         """Which ranks a condition lets through, and what it asks."""
         if isinstance(node, ast.BoolOp):
-            parts = [self.question(part, frame) for part in node.values]
             is_and = isinstance(node.op, ast.And)
+            parts = []
+            depths = self.here.depths()
+            for part in node.values:
+                parts.append(self.question(part, frame))
+                self._enter_next(parts[-1], is_and)
+            self.here.restore(depths)
             joined = (all_of if is_and else any_of)([part.ranks for part in parts])
             value: AbstractValue = MadeOf("and" if is_and else "or", tuple(part.value for part in parts))
             return Question(joined, value, node, frame.module)
@@ -507,10 +515,23 @@ class ExpressionFollower(ABC):
         return result
 
     def _bool_op(self, node: ast.BoolOp, frame: FollowedFunction) -> AbstractValue:
-        values = [self.value(part, frame) for part in node.values]
+        is_and = isinstance(node.op, ast.And)
+        values: list[AbstractValue] = []
+        tests: list[RankTest] = []
+        depths = self.here.depths()
+        for part in node.values:
+            value = self.value(part, frame)
+            values.append(value)
+            tests.append(self._ranks_let_through(part, value))
+            self._enter_next(Question(tests[-1], value, part, frame.module), is_and)
+        self.here.restore(depths)
         if any(isinstance(value, RankTest) for value in values):
-            return self.question(node, frame).ranks
+            return (all_of if is_and else any_of)(tests)
         return choice(values)
+
+    def _enter_next(self, question: Question, is_and: bool) -> None:
+        """Come to what is asked next, behind `and` or `or`, where a question of the rank lets only some of them come there."""
+        self.here.enter(guard for guard in question.guards(holds=is_and) if guard.ranks is not Ranks.ALL)
 
     def _unary_op(self, node: ast.UnaryOp, frame: FollowedFunction) -> AbstractValue:
         value = self.value(node.operand, frame)
@@ -547,10 +568,14 @@ class ExpressionFollower(ABC):
         self.here.enter(passed)
         frame.branches += 1
         try:
-            return self.value(node, frame)
+            value = self.value(node, frame)
         finally:
             frame.branches -= 1
             self.here.restore(depths)
+        is_called = isinstance(value, Function | Decorated) or (
+            isinstance(value, LibraryName) and roles_of(value.name) is not None
+        )
+        return OnSomeRanks(value, tuple(passed)) if is_called and splits(guard.ranks for guard in passed) else value
 
     def _joined(self, node: ast.JoinedStr, frame: FollowedFunction) -> AbstractValue:
         return MadeOf("f", tuple(self.value(part, frame) for part in node.values))

@@ -16,7 +16,7 @@ from ddpdoctor.scripts.calls import ENDING, CallFollower
 from ddpdoctor.scripts.expressions import asks_for_rank, dotted
 from ddpdoctor.scripts.project import Project
 from ddpdoctor.scripts.project_module import ProjectModule
-from ddpdoctor.scripts.rank_tests import flag_of, opposite_of, splits
+from ddpdoctor.scripts.rank_tests import NO_RANK_TEST, all_of, compared, flag_of, opposite_of, splits, truth_of
 from ddpdoctor.scripts.scopes import FollowedFunction
 from ddpdoctor.scripts.telling_functions import speaks_of_training, telling_functions
 from ddpdoctor.scripts.values import (
@@ -349,12 +349,43 @@ class ScriptFollower(CallFollower):
         return self._run(node.finalbody, frame) or ended
 
     def _match(self, node: ast.Match, frame: FollowedFunction) -> bool:
-        self.value(node.subject, frame)
+        subject = self.value(node.subject, frame)
         before = dict(frame.names)
+        depth = len(self.here.guards)
+        by_leaving: list[Guard] = []
         for case in node.cases:
-            self._branch(case.body, (), frame)
+            question = self._question_of_case(case, node.subject, subject, frame)
+            left = self._branch(case.body, question.guards(holds=True), frame)
             _merge(frame.names, before)
+            # Whoever comes to the next one has not come to this.
+            self.here.enter(question.guards(holds=False))
+            if left:
+                by_leaving += question.guards(holds=False, by_leaving=True)
+        del self.here.guards[depth:]
+        self.here.enter(by_leaving)
         return False
+
+    def _question_of_case(
+        self, case: ast.match_case, node: ast.expr, subject: AbstractValue, frame: FollowedFunction
+    ) -> Question:
+        """What a case asks: of several values whether it is one of them."""
+        patterns = case.pattern.patterns if isinstance(case.pattern, ast.MatchOr) else [case.pattern]
+        values = [
+            self.value(pattern.value, frame) if isinstance(pattern, ast.MatchValue) else Constant(pattern.value)
+            for pattern in patterns
+            if isinstance(pattern, ast.MatchValue | ast.MatchSingleton)
+        ]
+        if len(values) == len(patterns):
+            is_one = len(values) == 1
+            asked = truth_of(
+                compared(subject, ast.Eq() if is_one else ast.In(), values[0] if is_one else Items(values))
+            )
+        else:
+            is_any = isinstance(case.pattern, ast.MatchAs) and case.pattern.pattern is None
+            asked = NO_RANK_TEST if is_any else truth_of(MadeOf("compare", (subject,)))
+        guard = self.question(case.guard, frame) if case.guard else None
+        tests = [asked, guard.ranks] if guard else [asked]
+        return Question(all_of(tests), guard.value if guard else subject, guard.node if guard else node, frame.module)
 
     # --- loops and context managers -------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from typing import Final
 
 from ddpdoctor.facts.script import OriginKind, Ranks
@@ -70,7 +71,7 @@ def _one_of(passed: list[Passed]) -> Passed:
     return (Ranks.MAY_BE_SOME,)
 
 
-def splits(passed: Passed) -> bool:
+def splits(passed: Iterable[Ranks]) -> bool:
     """Whether some ranks are let through, and others not."""
     return any(ranks not in (Ranks.ALL, Ranks.DISTRIBUTED, Ranks.NOT_DISTRIBUTED) for ranks in passed)
 

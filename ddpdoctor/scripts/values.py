@@ -204,6 +204,25 @@ class Partial(AbstractValue):
         self.keywords = keywords
 
 
+class OnSomeRanks(AbstractValue):
+    """What some ranks alone call: `save = torch.save if rank == 0 else nothing`. guards: the conditions."""
+
+    __slots__ = ("called", "guards")
+
+    def __init__(self, called: AbstractValue, guards: tuple[Guard, ...]) -> None:
+        self.called = called
+        self.guards = guards
+
+
+class Decorated(AbstractValue):
+    """The function that a decorator is given, while it is found out when it calls it. calls: the conditions of each call."""
+
+    __slots__ = ("calls",)
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Guard, ...]] = []
+
+
 class Choice(AbstractValue):
     """One of several values, by which branch was taken."""
 
