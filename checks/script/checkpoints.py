@@ -19,6 +19,7 @@ from ddpdoctor.checks.script.script_facts import (
     may_be_on_some_ranks,
     reached,
     require_ranks,
+    require_seen,
     set_argument,
     ways_to,
 )
@@ -51,6 +52,7 @@ def load_without_map_location(script: Script) -> Iterator[Finding]:
     """
     require_ranks(script)
     requires(not script.does("load"), "a framework that the script uses loads its checkpoints")
+    require_seen(script, "loads a checkpoint", Role.LOAD)
     for load in reached(script, Role.LOAD):
         if load.name != _LOAD or load.argument("map_location", 1) or load.unpacks or may_be_on_some_ranks(load):
             continue
@@ -129,6 +131,7 @@ def save_by_every_rank(script: Script) -> Iterator[Finding]:
     """
     require_ranks(script)
     requires(not script.does("save"), "a framework that the script uses writes its checkpoints")
+    require_seen(script, "saves a file", Role.SAVE)
     unguarded = (
         save
         for save in ways_to(script, Role.SAVE)

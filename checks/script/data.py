@@ -18,6 +18,7 @@ from ddpdoctor.checks.script.script_facts import (
     reached,
     remove_argument,
     require_distributed,
+    require_seen,
     require_several_processes,
     set_argument,
     trains_in,
@@ -53,6 +54,7 @@ def sampler_without_set_epoch(script: Script) -> Iterator[Finding]:
     """
     require_distributed(script)
     requires(not script.does("set-epoch"), "a framework that the script uses tells its samplers the epoch")
+    require_seen(script, "gives each rank its share of the data", Role.SAMPLER)
     for loader in reached(script, Role.LOADER):
         for sampler in samplers_of(script, loader):
             dataset = sampler.argument("dataset", 0)
@@ -83,7 +85,7 @@ def shuffle_with_sampler(script: Script) -> Iterator[Finding]:
     `shuffle=(sampler is None)`.
     """
     requires(script.path, "no training script was named")
-    requires(next(script.with_role(Role.LOADER), None), "nothing in the script loads data")
+    require_seen(script, "loads data", Role.LOADER)
     for loader in reached(script, Role.LOADER):
         shuffle, sampler = loader.argument("shuffle", 2), loader.argument("sampler", 3)
         made = next(script.made_by(sampler, Role.SAMPLER, Role.OTHER_SAMPLER), None)
@@ -148,6 +150,7 @@ def loader_without_sampler(script: Script) -> Iterator[Finding]:
     wraps = [*reached(script, Role.WRAP), *engines]
     requires(wraps, "no model is wrapped by DistributedDataParallel")
     requires(not script.does("sampler"), "a framework that the script uses shares the data out")
+    require_seen(script, "loads data", Role.LOADER)
     if any(engine.unpacks or engine.argument("training_data", 4) for engine in engines):
         return
     if any(knows_rank(argument.value) for seed in script.with_role(Role.SEED) for argument in seed.arguments):

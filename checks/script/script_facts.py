@@ -48,6 +48,20 @@ def require_distributed(script: Script, *more: Role) -> None:
     )
 
 
+def require_seen(script: Script, what: str, *roles: Role) -> None:
+    """End the check as not applicable where no call of these roles is seen: one may be where nobody could follow the script.
+
+    Args:
+        script: that is judged.
+        what: such a call does: "saves".
+        roles: of the calls that the check is about.
+
+    Raises:
+        NotApplicable: none is seen.
+    """
+    requires(any(script.with_role(*roles)), f"nothing in the script {what}, as far as it could be followed")
+
+
 def require_several_processes(script: Script) -> None:
     """End the check as not applicable where nothing says that several ranks run the script, DeepSpeed's launcher among others.
 

@@ -16,6 +16,7 @@ from ddpdoctor.checks.script.script_facts import (
     may_be_on_some_ranks,
     reached,
     require_distributed,
+    require_seen,
     require_several_processes,
     starts_ranks,
 )
@@ -52,6 +53,7 @@ def download_by_every_rank(script: Script) -> Iterator[Finding]:
     The first rank of each host goes ahead, the others wait for it and find the files.
     """
     require_several_processes(script)
+    require_seen(script, "fetches files", Role.DOWNLOAD, Role.DATA_SET)
     for call in reached(script, Role.DOWNLOAD, Role.DATA_SET):
         if _downloads(call) and not may_be_on_some_ranks(call) and not _is_in_turn(script, call):
             yield _fetched_at_once(
@@ -119,6 +121,7 @@ def logger_on_every_rank(script: Script) -> Iterator[Finding]:
     Start the run, and log, on rank 0 alone; or give all ranks the same `group=`.
     """
     require_distributed(script)
+    require_seen(script, "opens a run of a logger", Role.LOGGER)
     for call in reached(script, Role.LOGGER):
         if may_be_on_some_ranks(call) or call.unpacks or _is_told_of_ranks(script, call):
             continue

@@ -10,6 +10,7 @@ from ddpdoctor.report.check_results import (
     finding_lines,
     finding_sections,
     more_on,
+    not_tested_sections,
     passed_section,
     problems_and_warnings,
 )
@@ -78,7 +79,26 @@ def _counts(judged: Sequence[JudgedScript], problems: Sequence[str]) -> str:
 def _passed(judged: Sequence[JudgedScript], *, verbose: bool) -> tuple[Section, ...]:
     failed = tuple(Paragraph(crash, indent=2) for crash in crashes(judged)[:_MAX_CRASHED])
     title = StyledText("Could not be tested", "bold magenta")
-    return (Section(failed, title) if failed else Section(), passed_section(passed_slugs(judged) if verbose else ()))
+    crashed = Section(failed, title) if failed else Section()
+    if not verbose:
+        return (crashed,)
+    return (crashed, passed_section(passed_slugs(judged)), *not_tested_sections({}, _idle_slugs(judged), verbose=True))
+
+
+def _idle_slugs(judged: Sequence[JudgedScript]) -> dict[str, list[str]]:
+    """The checks that had nothing to look at in any file where several ranks train, by the reason."""
+    trained = [script for script in judged if script.is_distributed]
+    looked = {slug for script in trained for slug in script.passed}
+    looked.update(check.slug for script in trained for check, _, _ in script.findings)
+    reasons: dict[str, str] = {}
+    for script in trained:
+        for slug, reason in script.idle.items():
+            if slug not in looked:
+                reasons.setdefault(slug, reason)
+    by_reason: dict[str, list[str]] = {}
+    for slug, reason in reasons.items():
+        by_reason.setdefault(reason, []).append(slug)
+    return by_reason
 
 
 def crashes(judged: Sequence[JudgedScript]) -> tuple[str, ...]:

@@ -391,6 +391,37 @@ def test_where_a_check_crashes_nothing_is_called_well() -> None:
     assert f"{SLUG}: ZeroDivisionError" in result.to_text()
 
 
+FORMED = (
+    "import torch\nimport torch.distributed as dist\ndist.init_process_group('nccl')\n"
+    "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))\n"
+)
+
+
+def test_what_could_not_be_followed_has_not_passed() -> None:
+    text = (
+        FORMED
+        + "from somebody import batches, keep\nfor batch in batches():\n    model(batch).backward()\nkeep(model)\n"
+    )
+    shown = lint(["-"], stdin=text.encode()).to_text(verbose=True)
+    passed, _, untested = shown.partition("Not tested")
+    for slug in ("loader-without-sampler", "save-by-every-rank", "logger-on-every-rank"):
+        assert slug not in passed
+        assert slug in untested
+    assert "collective-on-some-ranks" in passed
+    assert "nothing in the script saves a file, as far as it could be followed" in " ".join(untested.split())
+
+
+def test_what_one_file_lacks_and_another_has_was_tested(tmp_path: Path) -> None:
+    (tmp_path / "saves.py").write_text(
+        FORMED + "if dist.get_rank() == 0:\n    torch.save(model.module.state_dict(), 'model.pt')\n"
+    )
+    (tmp_path / "other.py").write_text(FORMED)
+    passed, _, untested = lint([tmp_path]).to_text(verbose=True).partition("Not tested")
+    assert "save-by-every-rank" in passed
+    assert "save-by-every-rank" not in untested
+    assert "loader-without-sampler" in untested
+
+
 def test_a_check_that_crashes_leaves_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     def crash(script: object) -> None:
         raise ZeroDivisionError
