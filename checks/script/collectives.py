@@ -144,7 +144,7 @@ def _leaving_alone(script: Script) -> Iterator[Finding]:
 def _leave_together(script: Script, leave: LibraryCall, condition: Condition) -> Fix:
     text = "Let all ranks know of it, and leave together"
     is_alone = condition.ranks is Ranks.ZERO and not condition.by_leaving
-    if not is_alone or _caller_under(leave, condition) or leave.place.text != leave.method:
+    if not is_alone or _caller_under(leave, condition) or statement_of(leave) != (leave.method,):
         return Fix(f"{text}: decide it in front of {condition.place}, by what is the same on all of them")
     code = FixCode(script, leave.place)
     broadcast = code.name("torch.distributed.broadcast_object_list")

@@ -130,6 +130,21 @@ def test_the_body_of_an_if_on_one_line_is_moved_alone() -> None:
     assert finding.fixes[0].commands == ("dist.barrier()",)
 
 
+def test_a_break_on_the_line_of_its_condition_is_left_together() -> None:
+    source = b"""
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group()
+model = DistributedDataParallel(make())
+for batch in batches():
+    model(batch).backward()
+    if dist.get_rank() == 0: break
+"""
+    script = read_text(source, "train.py")
+    (finding,) = judge(find_check("collective-on-some-ranks"), Snapshot(script=script), Plan(1, "a test")).findings
+    assert "# at train.py:8, instead of break" in finding.fixes[0].commands
+
+
 ACCUMULATION = "accumulation-without-no-sync"
 
 
