@@ -21,7 +21,7 @@ from ddpdoctor.scripts.values import (
     RankTest,
     alternatives,
 )
-from ddpdoctor.scripts.vocabulary import DISTRIBUTED_TEST, is_known_package
+from ddpdoctor.scripts.vocabulary import DISTRIBUTED_TEST, hints_at_ranks, is_known_package
 
 Passed = tuple[Ranks, ...]
 """Ranks let through: all of these conditions at once."""
@@ -191,6 +191,8 @@ def is_followed(value: AbstractValue) -> bool:
     if isinstance(value, MethodOf):
         return is_followed(value.receiver)
     if isinstance(value, MadeOf):
+        if hints_at_ranks(value.how):
+            return False
         if value.how in _OF_ALL_PARTS:
             return all(map(is_followed, value.parts))
         if value.parts and (value.how in ("()", "[]") or value.how.startswith("?.")):
