@@ -6,12 +6,23 @@ import ast
 import re
 import warnings
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 from ddpdoctor.base.findings import EditKind, Evidence, SourceEdit, SourcePlace
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.engine.registry import requires
-from ddpdoctor.facts.script import Condition, Iteration, LibraryCall, Loop, OriginKind, Ranks, Role, Script, Value
+from ddpdoctor.facts.script import (
+    Condition,
+    Iteration,
+    LibraryCall,
+    Loop,
+    Origin,
+    OriginKind,
+    Ranks,
+    Role,
+    Script,
+    Value,
+)
 
 FORMS_GROUP: Final = (Role.PROCESS_GROUP, Role.WRAP, Role.SHARD, Role.SAMPLER)
 """Calls by which a script shows that several ranks run it."""
@@ -19,6 +30,7 @@ _ONE_RANK_FIRST: Final = compile_lazily(r"first|lock|zero|main|master|sequential
 """Names of context managers that let one rank go before the others."""
 _DEEPSPEED: Final = "deepspeed.initialize"
 _SETTINGS_OF_RANKS: Final = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE"})
+_STAYS: Final = frozenset({OriginKind.OPTION, OriginKind.SETTING, OriginKind.CONSTANT})
 _HANDED_OVER: Final = frozenset({Role.LOADER, Role.SAMPLER, Role.OTHER_SAMPLER, Role.BATCH_SAMPLER, Role.OPTION})
 """What a process makes for the ranks that it starts."""
 _RANKS: Final = (OriginKind.RANK, OriginKind.LOCAL_RANK, OriginKind.SPAWN_INDEX)
@@ -109,10 +121,48 @@ def reached(script: Script, *roles: Role) -> Iterator[LibraryCall]:
 def ways_to(script: Script, *roles: Role) -> Iterator[LibraryCall]:
     """Yield the same calls, once for each way on which the script comes to them."""
     starters = _starters_of_ranks(script)
+    alone = _branches_of_one_process(script)
     for call in script.with_role(*roles):
         is_of_rank = not starters or not starters.isdisjoint(call.callers) or not _HANDED_OVER.isdisjoint(call.roles)
-        if is_of_rank and call.is_reached and not lets_through(call.conditions, Ranks.NOT_DISTRIBUTED):
+        is_alone = lets_through(call.conditions, Ranks.NOT_DISTRIBUTED) or (
+            alone and not alone.isdisjoint(_branches_to(call))
+        )
+        if is_of_rank and call.is_reached and not is_alone:
             yield call
+
+
+class _Branch(NamedTuple):
+    """A branch of a flag.
+
+    Args:
+        test: that is asked, without a `not` before it.
+        holds: whether it is the branch where that holds.
+        values: options, settings and constants that it is made of.
+    """
+
+    test: str
+    holds: bool
+    values: frozenset[Origin]
+
+
+def _branches_of_one_process(script: Script) -> set[_Branch]:
+    """The branches to which no distributed run comes: all by which it is one stands in the other branch of the same flag."""
+    forming = [set(_branches_to(call)) for call in script.with_role(*FORMS_GROUP, Role.ENGINE) if call.is_reached]
+    if not forming or script.frameworks:
+        return set()
+    return {branch._replace(holds=not branch.holds) for branch in set.intersection(*forming)}
+
+
+def _branches_to(call: LibraryCall) -> Iterator[_Branch]:
+    """Yield the branches that lead to a call, of flags that stay as they are: all that they ask for are options and settings."""
+    for condition in call.conditions:
+        values = frozenset(origin for origin in condition.test.flattened() if origin.kind is not OriginKind.MADE_OF)
+        test, holds = parse_expression(condition.test.text), not condition.is_negated
+        while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            test, holds = test.operand, not holds
+        kinds = {origin.kind for origin in values}
+        if test is not None and kinds <= _STAYS and kinds != {OriginKind.CONSTANT}:
+            yield _Branch(ast.unparse(test), holds, values)
 
 
 def _starters_of_ranks(script: Script) -> set[SourcePlace]:
