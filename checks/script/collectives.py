@@ -190,10 +190,17 @@ def _separating(call: LibraryCall, collectives: list[LibraryCall]) -> Condition 
     for condition in call.conditions:
         opposites = _OPPOSITES.get(condition.ranks)
         if opposites and not any(
-            other.ranks in opposites for collective in collectives for other in collective.conditions
+            other.ranks in opposites or (collective.name == call.name and _is_otherwise(other, condition))
+            for collective in collectives
+            for other in collective.conditions
         ):
             return condition
     return None
+
+
+def _is_otherwise(other: Condition, condition: Condition) -> bool:
+    """Whether it is the other branch of the same test: whoever the condition keeps away comes there."""
+    return (other.place, other.is_negated) == (condition.place, not condition.is_negated)
 
 
 def _left_alone(call: LibraryCall, condition: Condition) -> Finding:
