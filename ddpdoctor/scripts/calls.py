@@ -314,7 +314,9 @@ class CallFollower(ExpressionFollower):
         known = {*positional, *(parameter.arg for parameter in parameters.kwonlyargs)}
         rest: list[AbstractValue] = []
         more = Mapping({})
-        is_open = reads_options = False
+        # `main()`, where a decorator gives it the options of the command line.
+        is_open = not arguments and bool(getattr(function.node, "decorator_list", ()))
+        reads_options = False
         for name, value, _ in arguments:
             if name in ("*", "**"):
                 is_open = True

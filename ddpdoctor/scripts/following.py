@@ -283,6 +283,9 @@ class ScriptFollower(CallFollower):
     def _if(self, node: ast.If, frame: FollowedFunction) -> bool:
         question = self.question(node.test, frame)
         known = _known_truth(question, frame)
+        if known is None and not self.here.loops and _asks_for_nothing(question, frame):
+            # In a loop it may have got a value in the turn before.
+            known = False
         if known is not None:
             return self._run(node.body if known else node.orelse, frame)
         before, start = dict(frame.names), len(self.here.records)
@@ -475,6 +478,24 @@ def _known_truth(question: Question, frame: FollowedFunction) -> bool | None:
         # A switch, as a function gets it.
         return value.value if isinstance(value.value, bool) and frame.scopes[0] is not frame.module.values else None
     return False if dotted(test).rpartition(".")[2] == "TYPE_CHECKING" else None
+
+
+def _asks_for_nothing(question: Question, frame: FollowedFunction) -> bool:
+    """Whether a condition can't hold, as a function's name that it asks for is None: `if path:`, `if isinstance(path, str):`."""
+    asked, value = question.node, question.value
+    if isinstance(asked, ast.Call) and isinstance(value, MadeOf) and value.how == "builtins.isinstance()":
+        if len(asked.args) != 2 or len(value.parts) != 2:
+            return False
+        asked, (value, kinds) = asked.args[0], value.parts
+        for kind in kinds.items if isinstance(kinds, Items) else (kinds,):
+            if not isinstance(kind, LibraryName) or kind.name in _KINDS_OF_NONE:
+                return False
+    is_none = isinstance(value, Constant) and value.value is None
+    is_its_own = isinstance(asked, ast.Name) and asked.id in frame.names and frame.names is not frame.module.values
+    return is_none and is_its_own and question.ranks is NO_RANK_TEST
+
+
+_KINDS_OF_NONE: Final = ("builtins.object", "types.NoneType")
 
 
 def _flags(
