@@ -63,7 +63,20 @@ def _step_behind_micro_steps(script: Script, backward: LibraryCall) -> LibraryCa
     if any(micro in (loop.number for loop in step.loops) for step in steps):
         return None
     around = backward.loops[:-1]
-    return next((step for step in steps if step.number > backward.number and step.loops == around), None)
+    step = next((step for step in steps if step.number > backward.number and step.loops == around), None)
+    return None if step is None or _has_its_own(script, step, backward) else step
+
+
+def _has_its_own(script: Script, step: LibraryCall, backward: LibraryCall) -> bool:
+    """Whether the step is by gradients that are computed behind the loop: what the loop computes is for something else, as an attack on the
+    inputs by a copy of the model."""
+    behind = [
+        other
+        for other in script.with_role(Role.BACKWARD)
+        if backward.number < other.number < step.number and other.loops == step.loops
+    ]
+    is_always = any(set(other.conditions) <= set(step.conditions) for other in behind)
+    return is_always or any(_is_otherwise(one, other) for one in behind for other in behind)
 
 
 def _step_of_some_turns(script: Script, backward: LibraryCall) -> LibraryCall | None:
@@ -84,12 +97,12 @@ def _optimizers_steps(script: Script) -> Iterator[LibraryCall]:
             yield step
 
 
-def _is_otherwise(step: LibraryCall, backward: LibraryCall) -> bool:
-    """Whether the step is made where the gradients are not computed: in the other branch."""
+def _is_otherwise(one: LibraryCall, another: LibraryCall) -> bool:
+    """Whether one call is made where the other is not: in the other branch."""
     return any(
         (own.place, own.is_negated) == (other.place, not other.is_negated)
-        for own in step.conditions
-        for other in backward.conditions
+        for own in one.conditions
+        for other in another.conditions
     )
 
 
