@@ -1,13 +1,13 @@
 """Public training scripts, with what a reader found in them before `lint` saw them; and how well `lint` judges them.
 
-fixtures/script_corpus/open.json      may be looked at while a rule is written
-fixtures/script_corpus/unseen.json    may not: rules are measured by it
+fixtures/script_corpus/open.json, opened.json      may be looked at while a rule is written; the second was read last, and is open since it was measured
+fixtures/script_corpus/unseen.json, unread.json    may not: rules are measured by them; nobody has looked at a wrong answer of the second
 
 The scripts themselves aren't here. Each repository lies in a folder OWNER+NAME+COMMIT, of the commit the first seven digits, as
 `git archive COMMIT` writes it.
 
-python -m tests.script_corpus FOLDER             the open ones: each wrong answer, then a table by rule
-python -m tests.script_corpus FOLDER --unseen    the others, and only the table
+python -m tests.script_corpus FOLDER                 the open ones: each wrong answer, then a table by rule
+python -m tests.script_corpus FOLDER --index NAME    those of another index; of what may not be looked at only the table
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ from ddpdoctor import lint
 from ddpdoctor.base.findings import Severity
 
 CORPUS = Path(__file__).parent.parent / "fixtures" / "script_corpus"
+INDEXES = ("open", "opened", "unseen", "unread")
+OPEN_INDEXES = INDEXES[:2]
+"""Those that may be looked at."""
 
 
 class ReadMistake(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,7 +63,7 @@ class ReadScript(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_corpus(name: str) -> tuple[ReadScript, ...]:
-    """Read an index: "open" or "unseen"."""
+    """Read one of the indexes."""
     return msgspec.json.decode((CORPUS / f"{name}.json").read_bytes(), type=tuple[ReadScript, ...])
 
 
@@ -101,9 +104,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--unseen", action="store_true")
+    parser.add_argument("--index", choices=INDEXES, default="open")
     options = parser.parse_args(arguments)
-    scripts = read_corpus("unseen" if options.unseen else "open")
+    scripts = read_corpus(options.index)
     known: dict[tuple[str, str], set[Alarm]] = defaultdict(set)
     for script in scripts:
         known[script.repo, script.commit].update((read.slug, read.file) for read in script.findings)
@@ -114,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             continue
         for answer, (slug, file), line in judge(script, known[script.repo, script.commit], options.folder):
             counts[slug][answer] += 1
-            if answer != "found" and not options.unseen:
+            if answer != "found" and options.index in OPEN_INDEXES:
                 print(f"{answer}: {slug} {script.repo}@{script.commit[:7]} {file}:{line} (from {script.entry})")
     columns = ("found", "missed", "false", "after the fix")
     print("| rule | " + " | ".join(columns) + " |\n|---|" + "---|" * len(columns))

@@ -19,7 +19,7 @@ from ddpdoctor.scripts.judging import JudgedScript, judge_script
 from ddpdoctor.scripts.project import ModuleCache
 from ddpdoctor.scripts.project_module import ProjectModule
 from ddpdoctor.scripts.reading import read_script
-from tests.script_corpus import ReadScript, read_corpus
+from tests.script_corpus import INDEXES, OPEN_INDEXES, ReadScript, read_corpus
 from tests.script_mutations.checkpoints import CHECKPOINT_MUTATORS
 from tests.script_mutations.collectives import COLLECTIVE_MUTATORS
 from tests.script_mutations.data import DATA_MUTATORS
@@ -200,18 +200,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.script_mutations")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--unseen", action="store_true")
+    parser.add_argument("--index", choices=INDEXES, default="open")
     options = parser.parse_args(arguments)
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     causes: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for script, mutator, seed, answer in _outcomes(read_corpus("unseen" if options.unseen else "open"), options.folder):
+    for script, mutator, seed, answer in _outcomes(read_corpus(options.index), options.folder):
         counts[mutator.slug][answer.outcome] += 1
         if answer.outcome == "missed":
             place = seed.places[0]
             causes[mutator.slug, answer.cause].append(
                 f"{script.repo}@{script.commit[:7]} {place.file}:{place.first} (from {script.entry}): {seed.what}"
             )
-    if not options.unseen:
+    if options.index in OPEN_INDEXES:
         for (slug, cause), misses in sorted(causes.items(), key=lambda item: (item[0][0], -len(item[1]))):
             print(f"{slug}: {cause}: {len(misses)}")
             print("".join(f"    {miss}\n" for miss in misses))
