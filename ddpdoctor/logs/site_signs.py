@@ -31,7 +31,7 @@ from ddpdoctor.base.ownership import foothold_on
 from ddpdoctor.base.regular_files import read_start
 from ddpdoctor.base.shell import quoted
 from ddpdoctor.base.sign_files import SignFileError, make_signs, read_tables
-from ddpdoctor.base.text import one_line
+from ddpdoctor.base.text import has_unseen, one_line
 from ddpdoctor.engine.registry import LEAST_SIGN, Catalogue, Check, Predicate, nearest_names
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.logs.analyze.sightings import judging_signs
@@ -154,7 +154,7 @@ def _verify(file: SignFile, known: Catalogue) -> None:
 
 
 def _verify_sign(sign: LogSign, place: str) -> None:
-    if not (sign.text + sign.near).isprintable():
+    if any("\n" in words or has_unseen(words) for words in (sign.text, sign.near)):
         raise SignFileError(f"{place}: {sign.text!r} is no text of one line as it is printed")
     if len(sign.text) < LEAST_SIGN and not sign.pattern and not sign.near:
         raise SignFileError(
