@@ -12,6 +12,7 @@ from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.script import LibraryCall, OriginKind, Role, Script
 
 _NEW_GROUP: Final = "torch.distributed.new_group"
+_APEX: Final = "apex.parallel.DistributedDataParallel"
 
 
 @check("data-parallel", severity=INFO, owner=Owner.USER)
@@ -97,9 +98,9 @@ def backend_for_device(script: Script) -> Iterator[Finding]:
 
 
 def _is_on_gpu(wrap: LibraryCall) -> bool:
-    """Whether the wrapped model is on a GPU whatever the options say."""
+    """Whether the wrapped model is on a GPU whatever the options say; Apex wraps no other."""
     devices = wrap.argument("device_ids", 1)
-    return (
+    return wrap.name == _APEX or (
         devices is not None
         and bool(devices.origins)
         and all(origin.kind is OriginKind.MADE_OF and origin.text == "[]" for origin in devices.origins)
