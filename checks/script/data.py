@@ -237,7 +237,7 @@ def _epochs_without_order(script: Script, loader: LibraryCall, sampler: LibraryC
     if script.is_cut_short or loader.escapes or sampler.escapes or _is_told(script, loader, sampler):
         return None
     for iteration in loader.iterations:
-        if iteration.is_reached and outer_loops(iteration, loader) and trains_in(script, iteration):
+        if iteration.is_reached and outer_loops(iteration, sampler) and trains_in(script, iteration):
             return iteration
     return None
 
@@ -254,7 +254,7 @@ def _is_told(script: Script, loader: LibraryCall, sampler: LibraryCall) -> bool:
 
 
 def _same_order(script: Script, loader: LibraryCall, sampler: LibraryCall, iteration: Iteration) -> Finding:
-    loop = outer_loops(iteration, loader)[0]
+    loop = outer_loops(iteration, sampler)[0]
     epochs = loop.place
     edits = _told_in_loop(script, loader, loop)
     return Finding.of(
@@ -284,8 +284,14 @@ def _name_of_sampler(script: Script, loader: LibraryCall, sampler: LibraryCall, 
     """By what the sampler is found in a loop; "" if by nothing."""
     if name := loop.name_of(sampler):
         return name
-    name = loop.name_of(loader)
+    name = _name_of_loader(loader, loop)
     return f"{name}.{_attribute_of_sampler(script, loader)}" if name else ""
+
+
+def _name_of_loader(loader: LibraryCall, loop: Loop) -> str:
+    """By what the loader is found where a turn of a loop begins; "" if by nothing, or if it is built anew in each turn."""
+    is_built_in_it = any(around.number == loop.number for around in loader.loops)
+    return "" if is_built_in_it else loop.name_of(loader)
 
 
 def _attribute_of_sampler(script: Script, loader: LibraryCall) -> str:
@@ -307,7 +313,7 @@ def _told_in_loop(script: Script, loader: LibraryCall, loop: Loop) -> tuple[Sour
         return ()
     name = sampler = loop.name_of(samplers[0])
     if not name:
-        name = loop.name_of(loader)
+        name = _name_of_loader(loader, loop)
         sampler = f"{name}.sampler"
     elif name != given.text:
         return ()

@@ -211,6 +211,9 @@ class CallFollower(ExpressionFollower):
                     self.record(f"{callee.record.name}()()", roles, arguments, (callee, node.func), node, frame)
                 )
         else:
+            known = roles_of(f"{callee.how}()") if isinstance(callee, MadeOf) else None
+            if known:
+                self.record(*known, arguments, (callee, node.func), node, frame)
             self._escape(f"{dotted(node.func)}()", arguments, node, frame)
         return MadeOf("()", (callee, *(value for _, value, _ in arguments)))
 
