@@ -15,6 +15,8 @@ from ddpdoctor.scripts.vocabulary import known_packages
 
 MARKS: Final = (".git", ".hg", "pyproject.toml", "setup.py", "setup.cfg")
 """Files and folders that stand at the top of a project."""
+MARKS_OF_COPY: Final = ("LICENSE", "requirements.txt")
+"""Files that stand there in a copy, too, which came to the cluster without its history."""
 BELOW_TOP: Final = ("src", "lib")
 """Folders there in which packages lie that a script puts on its path."""
 INSTALLED: Final = ("site-packages", "dist-packages")
@@ -194,17 +196,7 @@ def _roots_of(folder: str) -> tuple[tuple[str, ...], str]:
     while os.path.exists(os.path.join(package, "__init__.py")) and len(roots) < MAX_FOLDERS_UP:  # noqa: PTH110, PTH118
         package = os.path.normpath(os.path.join(package, ".."))  # noqa: PTH118
         roots.append(package)
-    top = folder
-    for _ in range(MAX_FOLDERS_UP):
-        if any(os.path.exists(os.path.join(top, mark)) for mark in MARKS):  # noqa: PTH110, PTH118
-            break
-        above = os.path.normpath(os.path.join(top, ".."))  # noqa: PTH118
-        if Path(above).samefile(top):
-            top = ""
-            break
-        top = above
-    else:
-        top = ""
+    top = _top_above(folder, MARKS) or _top_above(package, MARKS_OF_COPY)
     real = os.path.realpath(package)
     if Path(real).name in INSTALLED:
         # What is installed is looked at where somebody names it, and no other package beside it.
@@ -219,3 +211,16 @@ def _roots_of(folder: str) -> tuple[tuple[str, ...], str]:
     if top:
         roots += [os.path.normpath(os.path.join(top, below)) for below in BELOW_TOP]  # noqa: PTH118
     return tuple(dict.fromkeys(roots)), boundary
+
+
+def _top_above(folder: str, marks: tuple[str, ...]) -> str:
+    """The nearest folder, upwards from one, in which one of the marks stands; "" if there is none."""
+    top = folder
+    for _ in range(MAX_FOLDERS_UP):
+        if any(os.path.exists(os.path.join(top, mark)) for mark in marks):  # noqa: PTH110, PTH118
+            return top
+        above = os.path.normpath(os.path.join(top, ".."))  # noqa: PTH118
+        if Path(above).samefile(top):
+            return ""
+        top = above
+    return ""

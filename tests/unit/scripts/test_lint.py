@@ -216,6 +216,30 @@ def test_no_import_leads_out_of_the_project(tmp_path: Path) -> None:
     assert slugs(project / "train.py") == []
 
 
+@pytest.mark.parametrize("mark", [".git", "setup.py", "LICENSE", "requirements.txt"])
+def test_a_copy_without_its_history_has_a_top_too(mark: str, tmp_path: Path) -> None:
+    for folder in ("tools", "ours"):
+        (tmp_path / folder).mkdir()
+    script, module = tmp_path / "tools" / "train.py", tmp_path / "ours" / "main.py"
+    script.write_text("from ours.main import main\n\nmain()\n")
+    module.write_text(SICK)
+    assert slugs(script) == []
+    (tmp_path / mark).write_text("")
+    (finding,) = lint([script]).findings
+    assert (finding.slug, finding.file) == (SLUG, str(module))
+
+
+def test_a_folder_of_the_project_with_requirements_of_its_own_is_not_its_top(tmp_path: Path) -> None:
+    for folder in ("examples", "ours"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "pyproject.toml").write_text("")
+    (tmp_path / "examples" / "requirements.txt").write_text("")
+    script = tmp_path / "examples" / "train.py"
+    script.write_text("from ours.main import main\n\nmain()\n")
+    (tmp_path / "ours" / "main.py").write_text(SICK)
+    assert slugs(script) == [SLUG]
+
+
 def test_modules_that_import_each_other_end(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("from b import *\nfrom b import g\ndef f():\n    return g()\nx = y\nf()\n")
     (tmp_path / "b.py").write_text("from a import *\nimport a\ndef g():\n    return a.f()\ny = a.x\n")
