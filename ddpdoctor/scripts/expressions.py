@@ -197,6 +197,11 @@ class ExpressionFollower(ABC):
         test = truth_of(value)
         if isinstance(node, ast.Compare) and value is NOT_FOLLOWED and is_loaded(dotted(node.left)):
             return NO_RANK_TEST
+        if isinstance(node, ast.Call) and Ranks.MAY_BE_SOME in test.holds:
+            # Where not all that it asks could be followed, it asks what it is called by; `should_save(step)` may ask for the step.
+            name = dotted(node.func).rpartition(".")[2]
+            meaning = None if name.startswith("should") else meaning_of(name)
+            return meaning if isinstance(meaning, RankTest) and splits(meaning.holds) else test
         if test is NO_RANK_TEST and not isinstance(value, Constant | Items | Mapping | ProjectObject):
             text = dotted(node.left if isinstance(node, ast.Compare) else node)
             last = text.replace("()", "").rpartition(".")[2]
@@ -221,7 +226,7 @@ class ExpressionFollower(ABC):
     def by_name(self, name: str, value: AbstractValue) -> AbstractValue:
         """The value, or what its name alone says where the value says nothing of ranks."""
         if value is UNKNOWN or isinstance(value, MadeOf | Choice):
-            meaning = meaning_of(name)
+            meaning = None if name.startswith("should") else meaning_of(name)
             if meaning is not None and (
                 not _speaks_of_ranks(value) or (isinstance(meaning, Quantity) and quantity_in(value) is None)
             ):
