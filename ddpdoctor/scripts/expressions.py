@@ -226,7 +226,7 @@ class ExpressionFollower(ABC):
     def by_name(self, name: str, value: AbstractValue) -> AbstractValue:
         """The value, or what its name alone says where the value says nothing of ranks."""
         if value is UNKNOWN or isinstance(value, MadeOf | Choice):
-            meaning = None if name.startswith("should") else meaning_of(name)
+            meaning = meaning_of(name)
             if meaning is not None and (
                 not _speaks_of_ranks(value) or (isinstance(meaning, Quantity) and quantity_in(value) is None)
             ):
