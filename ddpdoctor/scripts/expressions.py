@@ -61,6 +61,7 @@ from ddpdoctor.scripts.vocabulary import (
     frameworks_imported,
     hints_at_ranks,
     is_loaded,
+    is_setting,
     library_calls,
     meaning_of,
     roles_of,
@@ -195,8 +196,10 @@ class ExpressionFollower(ABC):
             # Whoever runs the script changes it there.
             return DISTRIBUTED_TEST
         test = truth_of(value)
-        if isinstance(node, ast.Compare) and value is NOT_FOLLOWED and is_loaded(dotted(node.left)):
-            return NO_RANK_TEST
+        if isinstance(node, ast.Compare) and value is NOT_FOLLOWED:
+            is_presence = isinstance(node.ops[0], ast.Is | ast.IsNot)
+            if is_loaded(dotted(node.left)) or (is_presence and is_setting(dotted(node.left))):
+                return NO_RANK_TEST
         if isinstance(node, ast.Call) and Ranks.MAY_BE_SOME in test.holds:
             # Where not all that it asks could be followed, it asks what it is called by; `should_save(step)` may ask for the step.
             name = dotted(node.func).rpartition(".")[2]
@@ -211,7 +214,7 @@ class ExpressionFollower(ABC):
             if isinstance(node, ast.Compare):
                 is_rank = isinstance(meaning, Quantity) and meaning.kind in RANK_KINDS
                 return NOT_FOLLOWED if is_rank or hints_at_ranks(last) else test
-            return test if is_loaded(last) or is_followed(value) else NOT_FOLLOWED
+            return test if is_loaded(last) or is_setting(text) or is_followed(value) else NOT_FOLLOWED
         return test
 
     # --- names --------------------------------------------------------------------------------------------------------------

@@ -176,6 +176,24 @@ def is_loaded(name: str) -> bool:
     return _LOADED.search(name) is not None
 
 
+_SETTING: Final = compile_lazily(
+    r"(?:self\.)?_?(?:cfg|conf|config|args|opts?|options|flags|hparams)\.[\w.]+", re.IGNORECASE
+)
+_TOLD_TO_ONE: Final = compile_lazily(
+    r"save|saving|log|writ|print|verbose|quiet|silent|report|dump|output", re.IGNORECASE
+)
+"""What one rank alone may be told to do, by a setting that the script itself writes."""
+
+
+@cache
+def is_setting(text: str) -> bool:
+    """Whether something is a setting for all ranks by its words, wherever they come from: `cfg.train.resume`."""
+    name = text.replace("()", "")
+    if _SETTING.fullmatch(name) is None or _HINTS.search(name):
+        return False
+    return _TOLD_TO_ONE.search(name.partition(".")[2]) is None
+
+
 @cache
 def hints_at_ranks(text: str) -> bool:
     """Whether what is compared in a condition of which nothing else is known may be a rank, by its words."""
