@@ -145,14 +145,11 @@ def check(
         result = check_host(
             python, select=select, ignore=ignore, checkpoints=checkpoints, nproc=nproc, quick=quick, limit=limit
         )
-    if not read:
-        return result
-    return _with_problems(result, [read]) if isinstance(read, str) else _with_scripts(result, read)
+    return _with_scripts(result, read) if read else result
 
 
-def _lint(scripts: Sequence[str], select: Sequence[str], ignore: Sequence[str]) -> LintResult | str:
-    """What was read of them; in words, why nothing was."""
-    from ddpdoctor.api.script_linting import lint
+def _lint(scripts: Sequence[str], select: Sequence[str], ignore: Sequence[str]) -> LintResult:
+    from ddpdoctor.api.script_linting import LintResult, lint
     from ddpdoctor.base.shell import quoted
     from ddpdoctor.base.text import listed
     from ddpdoctor.probes.waiting import ThreadedCall
@@ -160,19 +157,25 @@ def _lint(scripts: Sequence[str], select: Sequence[str], ignore: Sequence[str]) 
     # In a thread: a look at a dead file system can't be interrupted.
     reading = ThreadedCall(lambda: lint(scripts, select=select, ignore=ignore), SCRIPT_SECONDS)
     command = " ".join(map(quoted, ("ddpdoctor", "lint", *scripts)))
-    return reading.result(f"{listed(scripts)}: not read within {SCRIPT_SECONDS:.0f} s. Without a limit: {command}")
-
-
-def _with_problems(result: CheckResult, problems: Sequence[str]) -> CheckResult:
-    return CheckResult(result.examinations, [*result.problems, *problems], result.checks, result.python, result.seconds)
+    problem = f"{listed(scripts)}: not read within {SCRIPT_SECONDS:.0f} s. Without a limit: {command}"
+    return reading.result(LintResult((), [problem]))
 
 
 def _with_scripts(host: CheckResult, scripts: LintResult) -> CheckResult:
     """The result on this host with what scripts came to in place of checks that had none to look at."""
+    from ddpdoctor.engine.registry import Result, Skipped, SkipReason
     from ddpdoctor.scripts.judging import merge_results
     from ddpdoctor.scripts.render_json import reported_scripts
 
-    judged = {result.check.slug: result for result in merge_results(scripts.judged, host.checks)}
+    unread = Skipped(SkipReason.UNKNOWN, "none of the scripts that were named could be read")
+    judged = {
+        result.check.slug: result
+        for result in (
+            merge_results(scripts.judged, host.checks)
+            if scripts.judged
+            else (Result(check, not_tested=unread) for check in host.checks if "script" in check.groups)
+        )
+    }
     (examination,) = host.examinations
     results = tuple(judged.get(result.check.slug, result) for result in examination.results)
     return CheckResult(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import subprocess
@@ -138,8 +139,8 @@ def test_check_ends_in_time_and_says_what_it_gave_up_on(ended: dict[str, Ended],
 @pytest.mark.parametrize(
     ("name", "unjudged"),
     [
-        ("checkpoint", "/dead/model.pt: not looked into: no answer within"),
-        ("script", "/dead/train.py: not read within 20 s. Without a limit: ddpdoctor lint "),
+        ("checkpoint", r"/dead/model\.pt: not looked into: no answer within (?:50|4\d) s"),
+        ("script", r"/dead/train\.py: not read within 20 s\. Without a limit: ddpdoctor lint "),
     ],
 )
 def test_a_named_file_that_does_not_answer_is_no_verdict(ended: dict[str, Ended], name: str, unjudged: str) -> None:
@@ -147,7 +148,8 @@ def test_a_named_file_that_does_not_answer_is_no_verdict(ended: dict[str, Ended]
     assert one.seconds < LIMIT_SECONDS, one
     assert one.code in (1, 2), one
     # As a path is cut where lines wrap, without any blanks.
-    assert unjudged.replace(" ", "") in "".join(one.text.split()), one.text
+    assert re.search(unjudged.replace(" ", ""), "".join(one.text.split())), one.text
+    assert "no training script was named" not in one.text or name == "checkpoint"
     assert "1 file could not be judged" in " ".join(one.text.split())
 
 
