@@ -71,17 +71,21 @@ def user_label_out_of_range(log: Log, seen: Sequence[SignMatch]) -> Finding:
     return Finding.of(summary, fixes)
 
 
-_SCALE: Final = compile_lazily(r"to (\d[\d.e-]*)$")
+_SCALE: Final = compile_lazily(r"(\d[\d.e-]*)$")
 _COLLAPSED: Final = 0.1
+_NO_STEP: Final = compile_lazily(r"(?i)\b(?:nan|inf)\b(?!\W*(?:iterations|0\b))|skipped iterations: +[1-9]|overflow")
+"""In the line of a step: a figure that is no number, or that the step was left out."""
 
 
-def _scale_settles(one: SignMatch, log: Log) -> bool:
-    """Whether, behind a loss scale that fell below 1, steps go on whose loss is a number: where the loss is a sum, that is how it goes."""
+def _trains_on(one: SignMatch, log: Log) -> bool:
+    """Whether steps go on behind it whose loss is a number: one batch alone was bad, or the loss is a sum, for which the scale settles low."""
     scale = _SCALE.search(one.words.get("scale", ""))
-    return scale is not None and float(scale[1]) >= _COLLAPSED and trains_behind(one.line, log)
+    if log.steps is None or (scale is not None and float(scale[1]) < _COLLAPSED):
+        return False
+    return trains_behind(one.line, log) and not _NO_STEP.search(log.steps.text)
 
 
-@log_check("nan-loss", severity=WARN, owner=Owner.USER, of_rank=True, log=LogTraits(refuted=_scale_settles))
+@log_check("nan-loss", severity=WARN, owner=Owner.USER, of_rank=True, log=LogTraits(refuted=_trains_on))
 def nan_loss(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """The loss became NaN.
 

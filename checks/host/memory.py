@@ -12,7 +12,8 @@ from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.text import GIB, MIB, ago, human, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known, known_or
 from ddpdoctor.checks.log_check import log_check
-from ddpdoctor.engine.registry import LogTraits, check, leave_untested
+from ddpdoctor.engine.log_traits import Particulars
+from ddpdoctor.engine.registry import LogTraits, SignRole, check, leave_untested
 from ddpdoctor.facts.environment import value_of
 from ddpdoctor.facts.log import Log, LoggedException, SignMatch
 from ddpdoctor.facts.plan import Plan
@@ -127,7 +128,45 @@ TRAINING = r"(?:\S*python|pt_|torchrun|ray::|deepspeed|accelerate|srun|slurmstep
 """How the names of processes begin that train, or start those that do."""
 
 
-@check("host-oom-killed", severity=WARN, owner=Owner.USER, stands_for=(Signals.SIGKILL, LogTopic.KILLED_FOR_MEMORY))
+_WHOEVER_RUNS_IT: Final = {
+    "srun": Fix(
+        "Ask Slurm: OUT_OF_MEMORY is the job's limit, CANCELLED or TIMEOUT somebody who ended it",
+        ("sacct -j JOBID --format=JobID,State,ExitCode,MaxRSS,ReqMem",),
+    ),
+    "kubernetes": Fix(
+        "Ask Kubernetes: OOMKilled is the container's limit, Evicted the node's memory", ("kubectl describe pod POD",)
+    ),
+    "docker": Fix(
+        "Ask Docker: true is the container's limit", ("docker inspect --format '{{.State.OOMKilled}}' CONTAINER",)
+    ),
+}
+"""By who tells of a process that SIGKILL ended, what knows whether memory was why, or somebody."""
+
+
+def _who_killed(seen: Sequence[SignMatch], log: Log) -> Particulars:
+    """Of a mere signal ask who may have sent it: a scheduler has its own limits, and ends what goes on for too long."""
+    if any(match.role is SignRole.NAMES for match in seen):
+        return Particulars()
+    told = [
+        fix for name, fix in _WHOEVER_RUNS_IT.items() if name in (log.launcher, *(end.said_by for end in log.exited))
+    ]
+    lazily = Fix(
+        "Load lazily (`mmap=True`, memory-mapped data), use fewer workers, or raise the limit: Slurm `--mem`, Docker `--memory`"
+    )
+    return Particulars(
+        fixes=(lazily, *told),
+        cause="Mostly memory ran out: the host's, or the container's or job's limit. Else somebody ended it: a person with `kill -9`,"
+        " the scheduler at a limit, the container's runtime. A process that is killed so can't say a word.",
+    )
+
+
+@check(
+    "host-oom-killed",
+    severity=WARN,
+    owner=Owner.USER,
+    stands_for=(Signals.SIGKILL, LogTopic.KILLED_FOR_MEMORY),
+    log=LogTraits(particulars=_who_killed),
+)
 def host_oom_killed(kernel_log: Maybe[KernelLog], cgroup: Maybe[Cgroup]) -> Iterator[Finding]:
     """The kernel killed processes because memory ran out.
 

@@ -38,8 +38,8 @@ BESIDE_GIVING_UP: Final = ("ORTE_ERROR_LOG: ", "PRTE ERROR: ", "Remote daemon: "
 """What Open MPI writes before or behind that it gives up: where in it, and which node."""
 STARTS_AGAIN: Final = "Worker group FAILED. "
 """By which torchrun's agent tells that an attempt failed, behind which rank it was."""
-TERMINATIONS: Final = (1, 2, 15)
-"""Signals by which a process is told to end."""
+TERMINATIONS: Final = (1, 2, 10, 12, 15)
+"""Signals by which a process is told to end; SIGUSR1 and SIGUSR2 are what schedulers send before a limit, and end who doesn't heed them."""
 FAILED: Final = "failed (exitcode: "
 """By which a launcher of torchrun's tells once in each attempt that a rank of its own failed."""
 REQUEUED: Final = compile_lazily(r"DUE TO (?:JOB REQUEUE|NODE FAILURE|PREEMPTION)")

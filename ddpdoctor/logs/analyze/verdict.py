@@ -36,6 +36,9 @@ _EXCEPTION: Final = compile_lazily(r"[A-Za-z_][\w.]*(?:Error|Exception): ")
 _TRIES_ON: Final = compile_lazily(r"(?:.{0,160}?[ :])?\[W[\d ]|.{0,200}? NCCL INFO .*, retrying$")
 """A warning of torch's, or NCCL's word on a try that another one follows."""
 _COMPLETE: Final = compile_lazily(r"(?i)\btraining (?:(?:run|is|was|has) ){0,2}(?:completed?|finished|done)\b")
+_EXIT_CODE: Final = compile_lazily(
+    r"(?i)\bexit(?:ed|ing)?(?: with)?[ _-](?:code|status)(?: is| was)?[ :=]{1,3}[1-9]\d{0,2}\W*$"
+)
 _INCOMPLETE: Final = compile_lazily(r"(?i)\b(?:not|never|no|abnormally|with|errors?|fail\w*|early)\b|n't\b")
 """What makes of a training's last words another end."""
 WHY_LEAD: Final = "it is what failed first, and no sign of an illness is in it"
@@ -307,7 +310,24 @@ def _last_errors(course: Timeline) -> list[LogLine]:
 
 def _late_errors(course: Timeline) -> list[LogLine]:
     """The same, whatever comes right behind them."""
-    return [error for error in course.log.errors if not error.text[:1].isspace() and not course.gone_on_after(error)]
+    return [
+        error
+        for error in course.log.errors
+        if (not error.text[:1].isspace() or _is_last_of_a_cut(error, course)) and not course.gone_on_after(error)
+    ]
+
+
+def _is_last_of_a_cut(error: LogLine, course: Timeline) -> bool:
+    """Whether an exception that is indented is its rank's last line: nothing is left of what it was part of."""
+    last = course.last.get(error.rank)
+    same = last is not None and (last.file, last.number) == (error.file, error.number)
+    return same and bool(_EXCEPTION.match(error.text.lstrip()))
+
+
+def _ended_by_code(course: Timeline) -> list[LogLine]:
+    """The log's last line, where it says with which code something ended, and that code is none of a good end."""
+    last = course.latest
+    return [last] if last is not None and _EXIT_CODE.search(last.text) else []
 
 
 def _said_before(course: Timeline, lead: Failure | None = None) -> tuple[LogLine, ...]:
@@ -337,7 +357,7 @@ def _without_cause(effects: tuple[SignMatch, ...], course: Timeline) -> LogVerdi
     """Judge a log in which there are only effects, or errors that no sign knows, or nothing."""
     log, failures = course.log, course.failures
     if not failures:
-        errors = _last_errors(course)
+        errors = _last_errors(course) or _ended_by_code(course)
         lead = errors[0] if errors else None
         return LogVerdict(
             outcome=RunOutcome.UNRECOGNISED if lead else RunOutcome.NOTHING,

@@ -15,6 +15,16 @@ _GLOG_WORDS: Final = (*map("".join, product(("[E", "[F"), " 0123456789")), "torc
 """Severity and month, as torch's C++ writes them, and the module, as its Python does: what the rest of such a line is like, `_GLOG` knows."""
 _NAMES: Final = ("Error:", "Exception:")
 _OF_MAKE: Final = ": *** "
+_CUT_NAMES: Final = ("ror: ", "ption: ")
+"""Ends of the names of exceptions, where a limit on what is kept has cut a line within them."""
+_QUOTED: Final = ("Error('", 'Error("', "Exception('", 'Exception("')
+"""An exception as Python shows it within another text, a logger's field mostly."""
+_LEVELS: Final = tuple(
+    form.format(level)
+    for level in ("error", "fatal", "critical", "panic")
+    for form in ("level={}", '"level":"{}"', '"level": "{}"', '"severity":"{}"', '"severity": "{}"')
+)
+"""As loggers write it that give each line fields."""
 ERROR_WORDS: Final = (
     *GIVES_UP,
     *SSH_FAILURES,
@@ -26,6 +36,9 @@ ERROR_WORDS: Final = (
     "Primary job  terminated normally, but ",
     LAST_ERROR,
     *_NAMES,
+    *_CUT_NAMES,
+    *_QUOTED,
+    *_LEVELS,
     "ERROR",
     "error:",
     "FATAL",
@@ -69,6 +82,7 @@ _INFORMS: Final = re.compile(
 """Host, program and PID may stand before the level, as syslog has them."""
 
 
+_GRAVE: Final = ("NCCL INFO", "OVERFLOW! ")
 _GLOG: Final = re.compile(
     r"(?:\[[EF](?:\d{3,4} \d\d:\d\d:\d\d\.\d+ +(?:\d+ )?| )|(?<![\w.-])[EF]\d{4} \d\d:\d\d:\d\d\.\d+ +(?:\d+ )?)"
     r"[\w./<>-]+\.(?:[ch]pp|h|cuh?|py):\d+\]"
@@ -100,8 +114,15 @@ def _pattern(word: str) -> re.Pattern[str]:
     if word == _OF_MAKE:
         # An error that its rule ignores, and the word that others still run, end nothing.
         return re.compile(r"^g?make(?:\[\d+\])?: \*\*\* (?!Waiting for )(?!.*\(ignored\))")
+    if word in _CUT_NAMES:
+        return re.compile(rf"^(?:r?ror|E?xception|c?eption|ption): (?=\S){_NO_FIGURE}")
+    if word in _QUOTED:
+        return re.compile(rf"(?<![\w.])(?:[A-Za-z_]\w*\.)*[A-Z]\w*{re.escape(word)}")
+    if word in _LEVELS:
+        return re.compile(rf"(?<![\w-]){re.escape(word)}(?![\w-])")
     if word == "Killed":
-        return re.compile(r"(?<!OOM)Killed")  # Kubernetes' reason is read by exits.py
+        # Kubernetes' reason is read by exits.py; before a figure or a name it is counted, or told of somebody else.
+        return re.compile(r"(?<!OOM)Killed(?! (?:\d|[\w ]{1,40}: ?\d))")
     before = r"(?<![a-z_-])(?<!\b[Nn]o )" if word[0].islower() else r"(?<![A-Z_])" if word.isupper() else ""
     after = r"(?![A-Za-z_=])" if word[-1].isalpha() and word.isupper() else ""
     figure = _NO_FIGURE if word.rstrip().endswith(":") else _NO_LOST_STORE if word == "Exception raised from " else ""
@@ -134,5 +155,6 @@ def is_name_alone(text: str) -> bool:
 
 
 def only_informs(text: str) -> bool:
-    """Whether a logger says it as information: what is in it was expected. What NCCL and torch inform of may be a failure."""
-    return bool(_INFORMS.match(text)) and "NCCL INFO" not in text and "torch" not in text[:120]
+    """Whether a logger says it as information: what is in it was expected. What NCCL and torch inform of may be a failure, and so may be the
+    loss scale that DeepSpeed lowers."""
+    return bool(_INFORMS.match(text)) and not any(word in text for word in _GRAVE) and "torch" not in text[:120]

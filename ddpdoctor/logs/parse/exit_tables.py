@@ -16,6 +16,7 @@ BEGINNINGS: Final = (
     "Failures:",
     "Root Cause:",
     "Process name: [[",
+    "Process name: [prterun-",
     "MPI_ABORT was invoked on rank ",
     " (local_rank: ",
 )
@@ -30,7 +31,7 @@ _SECTION: Final = re.compile(r"-{8,}\s*$")
 _RANK: Final = re.compile(r"(?P<rank>\d+) \(local_rank: (?P<local>\d+)\)")
 _CODE: Final = re.compile(r"(?P<code>-?\d+) \(pid: (?P<pid>\d+)\)(?:\s+\((?P<signal>SIG\w+)\))?")
 _MPI: Final = re.compile(
-    r"\s*(?:Process name: \[\[[^\]]*\],(?P<rank>\d+)\]|MPI_ABORT was invoked on rank (?P<aborts>\d+)\b)"
+    r"\s*(?:Process name: \[(?:\[[^\]]*\]|prterun-[^\],]*),(?P<rank>\d+)\]|MPI_ABORT was invoked on rank (?P<aborts>\d+)\b)"
 )
 _MPI_CODE: Final = re.compile(r"\s*(?:Exit code: +|with errorcode )(?P<code>-?\d+)")
 _ALIGNED: Final = "  rank      : "

@@ -44,6 +44,7 @@ _PARTS: Final = {
     "rank": r"(?P<ranks>\d+)",
     "host": r"(?P<hosts>[\w.-]+)",
     "signal": rf"(?P<signal>{'|'.join(SIGNALS)})",
+    "fatal": r"(?P<code>-(?:4|6|7|8|9|11)|13[2-9]|247)(?!\d| \(pid|,? (?:and|or|as|means?|is|when|if|for)\b)",
     "command": rf"CalledProcessError: (?!{OF_A_TOOL})Command {UP_TO_THE_NEXT}",
     "child": OF_A_CHILD,
 }
@@ -95,8 +96,27 @@ _SAID: Final = {
             for status in ("CrashLoopBackOff", "     Error    ", " Init:Error ")
         ),
         ("command terminated with exit code ", r"command terminated with exit code {code}"),
+        ("Exit Code: ", r"^ +Exit Code: +{failure}\s*$"),
     ),
-    "shell": ((": line ", r": line \d+: +{pid} {signal}\b"),),
+    "sacct": (
+        (" FAILED ", r"^\d+(?:_\d+)? .* (?P<error>FAILED) +(?:{failure}:\d+|0:{number})\b"),
+        *((state, rf"^\d+(?:_\d+)? .*(?P<error>{state})\S* +\d+:\d+\b") for state in (" OUT_OF_ME", " NODE_FAIL", " TIMEOUT ")),
+    ),
+    "seff": (
+        ("State: ", r"^State: (?P<error>FAILED|OUT_OF_MEMORY|NODE_FAIL|TIMEOUT)\b(?: \(exit code (?:0|{failure})\))?"),
+    ),
+    "bsub": (
+        ("Exited with exit code ", r"^Exited with exit code {failure}\.$"),
+        ("Exited by signal ", r"^Exited by signal {number}\.$"),
+    ),
+    "GitHub Actions": (("Process completed with exit code ", r"^(?:##\[error\]|Error: )Process completed with exit code {failure}\."),),
+    "docker": ((" exited with code ", r"^(?:[Cc]ontainer )?(?:(?P<hosts>\w+[-_][\w.-]+)|\w+) exited with code {failure}(?: \(restarting\))?$"),),
+    "multiprocessing": ((" stopped exitcode=", r"^<\w*Process.{0,200} stopped exitcode=(?:-{signal}|{failure})\b"),),
+    "shell": (
+        (": line ", r": line \d+: +{pid} {signal}\b"),
+        ("Command terminated by signal ", r"^Command terminated by signal {number}$"),
+        ("Command exited with non-zero status ", r"^Command exited with non-zero status {failure}$"),
+    ),
 }  # fmt: skip
 """By what each launcher's line is found, and how it reads."""
 _ITS_OWN_DOING: Final = frozenset({" closing signal SIG", " via signal SIG", "Killing subprocess "})
@@ -109,7 +129,15 @@ _FORMS: Final = tuple(
 _BY_LITERAL: Final = {
     literal: tuple(form for form in _FORMS if form.literal == literal) for literal in {form.literal for form in _FORMS}
 }
-LITERALS: Final = tuple(_BY_LITERAL)
+_FATAL: Final = re.compile(
+    r"(?<![A-Za-z])(?:[Ee]xit(?:ed|s|ing)?(?: with)?[ _-]?(?:code|status)|[Rr]eturn[ _-]?code)['\"]?(?: is| was| of)?(?: ?[:=(])? ?"
+    + _PARTS["fatal"]
+)
+"""That a process ended by a signal, in the words of whoever started it: no run that goes well has such a code."""
+_OF_ANYBODY: Final = _Form("", _FATAL, "the log")
+OF_A_LOADER: Final = "DataLoader worker"
+_CODES: Final = ("xit code", "xitcode", "xit_code", "xit status", "xit with code", "returncode", "eturn code")
+LITERALS: Final = (*_BY_LITERAL, *_CODES)
 
 
 def exits_said(literal: str, line: LogLine) -> Iterator[ProcessExit]:
@@ -118,6 +146,17 @@ def exits_said(literal: str, line: LogLine) -> Iterator[ProcessExit]:
         # A word may stand in any sentence, too.
         if (found := form.pattern.search(line.text)) and not (literal.isalpha() and mentioned(line.text, literal)):
             yield from _exits(form, found.groupdict(), line)
+    if literal in _CODES and (found := _FATAL.search(line.text)) and not _is_known(line.text):
+        yield from _exits(_OF_ANYBODY, found.groupdict(), line)
+
+
+def _is_known(text: str) -> bool:
+    """Whether a launcher's own form has that line, or torch tells of a child of a rank's own."""
+    return (
+        OF_A_LOADER in text
+        or any(form.literal in text and form.pattern.search(text) for form in _FORMS)
+        or mentioned(text, "code")
+    )
 
 
 def _exits(form: _Form, words: dict[str, str | None], line: LogLine) -> Iterator[ProcessExit]:

@@ -1,0 +1,93 @@
+"""A run that failed is never called fine, whoever says that it did; and what only reads like it is."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from ddpdoctor.checks.catalogue import catalogue
+from ddpdoctor.facts.log import Log
+from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
+from ddpdoctor.logs.diagnosis import judge_log
+from ddpdoctor.logs.match.wanted_signs import vocabulary
+from ddpdoctor.logs.reading import read_logs
+
+STEPS = "".join(f"step {number} | loss {3 - number / 10:.2f}\n" for number in range(6))
+
+
+def read(end: str) -> Log:
+    return read_logs(["-"], stdin=io.BytesIO(f"{STEPS}{end}\n".encode()), vocabulary=vocabulary(catalogue()))
+
+
+def judged(end: str) -> LogVerdict:
+    return verdict_of(read(end), catalogue())
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "exit code 137",
+        "worker 2: returncode=-9",
+        "Command exited with code 1",
+        "    Reason:       Error\n    Exit Code:    1\n    Restart Count:  0",
+        "4711                  train        gpu     FAILED      1:0 ",
+        "4711                  train        gpu     FAILED      0:9 ",
+        "4711                  train        gpu OUT_OF_ME+    0:125 ",
+        "State: FAILED (exit code 1)",
+        "State: OUT_OF_MEMORY (exit code 0)",
+        "Exited with exit code 1.\n\nResource usage summary:\n\n    CPU time :   12.00 sec.",
+        "##[error]Process completed with exit code 1.",
+        "trainer-1 exited with code 1",
+        "Command exited with non-zero status 1\n\tCommand being timed: \"python train.py\"",
+        "<Process name='Process-2' pid=17 parent=1 stopped exitcode=1>",
+        "   Process name: [prterun-node1-17@1,3]\n   Exit code:    1",
+        "        ValueError: shapes do not match",
+        "ror: shapes do not match",
+        "ception: shapes do not match",
+        "run failed: ValueError('shapes do not match')",
+        'time=2026-11-29T10:00:01Z level=error msg="worker exited" err="exit status 1"',
+        '{"level":"fatal","ts":"2026-11-29T10:00:01Z","msg":"worker exited"}',
+    ],
+)  # fmt: skip
+def test_it_failed(end: str) -> None:
+    assert judged(end).outcome is not RunOutcome.NOTHING
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "exit code 0",
+        "workers: returncode=0",
+        "    Reason:       Completed\n    Exit Code:    0",
+        "4711                  train        gpu  COMPLETED      0:0 ",
+        "State: COMPLETED (exit code 0)",
+        "trainer-1 exited with code 0",
+        "<Process name='Process-2' pid=17 parent=1 stopped exitcode=0>",
+        "A container that Docker kills ends with exit code 137, and one that fails with 1.",
+        "restarts on exit code 1\n" + STEPS,
+        "Killed monsters: 12",
+        "killed 3 leftover processes",
+        "tensor: 0.5 | error: 0.1 | ror: 0.2",
+        '{"level":"info","msg":"error budget left: 3"}',
+        "  raise ValueError('shapes do not match')",
+    ],
+)
+def test_it_did_not(end: str) -> None:
+    assert judged(end).outcome is RunOutcome.NOTHING
+
+
+@pytest.mark.parametrize(
+    ("end", "asks"),
+    [
+        ("srun: error: node7: task 3: Exited with exit code 137", "sacct "),
+        ("    Exit Code:    137", "kubectl describe "),
+        ("trainer-1 exited with code 137", "docker inspect "),
+    ],
+)
+def test_of_who_was_killed_without_a_word_is_asked_whoever_may_have_done_it(end: str, asks: str) -> None:
+    judgement = judge_log(read(end), catalogue())
+    commands = [command for fix in judgement.opinions[0].finding.fixes for command in fix.commands]
+    asked, decides = commands
+    assert asked.startswith(asks)
+    assert decides == "ddpdoctor check --select host-oom-killed"
