@@ -190,12 +190,22 @@ def _separating(call: LibraryCall, collectives: list[LibraryCall]) -> Condition 
     for condition in call.conditions:
         opposites = _OPPOSITES.get(condition.ranks)
         if opposites and not any(
-            other.ranks in opposites or (collective.name == call.name and _is_otherwise(other, condition))
+            (other.ranks in opposites and not _is_answered(collective, other, collectives))
+            or (collective.name == call.name and _is_otherwise(other, condition))
             for collective in collectives
             for other in collective.conditions
         ):
             return condition
     return None
+
+
+def _is_answered(collective: LibraryCall, condition: Condition, collectives: list[LibraryCall]) -> bool:
+    """Whether those whom the condition keeps away come to the same line by its other branch: it is no answer to anything else."""
+    return any(
+        one.place == collective.place and _is_otherwise(other, condition)
+        for one in collectives
+        for other in one.conditions
+    )
 
 
 def _is_otherwise(other: Condition, condition: Condition) -> bool:

@@ -24,7 +24,7 @@ from ddpdoctor.checks.script.script_facts import (
     trains_in,
 )
 from ddpdoctor.engine.registry import check, requires
-from ddpdoctor.facts.script import Iteration, LibraryCall, Loop, OriginKind, Role, Script, Value
+from ddpdoctor.facts.script import Iteration, LibraryCall, Loop, Origin, OriginKind, Role, Script, Value
 
 _LOADER = "torch.utils.data.DataLoader"
 _SAMPLER = "torch.utils.data.DistributedSampler"
@@ -89,15 +89,21 @@ def shuffle_with_sampler(script: Script) -> Iterator[Finding]:
     for loader in reached(script, Role.LOADER):
         shuffle, sampler = loader.argument("shuffle", 2), loader.argument("sampler", 3)
         made = next(script.made_by(sampler, Role.SAMPLER, Role.OTHER_SAMPLER), None)
-        if loader.name == _LOADER and shuffle is not None and shuffle.is_constant("True") and sampler and made:
+        is_given = sampler is not None and (made is not None or any(map(_is_own_sampler, sampler.origins)))
+        if loader.name == _LOADER and shuffle is not None and shuffle.is_constant("True") and sampler and is_given:
             yield Finding.of(
                 "The loader gets a sampler and shuffle=True: it ends with a ValueError when it is built",
-                at(made.place, "the sampler"),
+                at(made.place, "the sampler") if made else None,
                 at(loader.place, "the loader"),
                 _left_to_sampler(loader, sampler),
                 place=loader.place,
                 edits=_order_left_to_sampler(loader, sampler, made),
             )
+
+
+def _is_own_sampler(origin: Origin) -> bool:
+    """Whether it is an object of a class of the script's own or of a library that is called so, and not None."""
+    return origin.text.endswith(("Sampler", "Sampler()"))
 
 
 def _left_to_sampler(loader: LibraryCall, sampler: Value) -> Fix:
@@ -123,9 +129,9 @@ def _without_shuffle(loader: LibraryCall, sampler: Value) -> SourceEdit | None:
     return None
 
 
-def _order_left_to_sampler(loader: LibraryCall, sampler: Value, made: LibraryCall) -> tuple[SourceEdit, ...]:
+def _order_left_to_sampler(loader: LibraryCall, sampler: Value, made: LibraryCall | None) -> tuple[SourceEdit, ...]:
     """The same edit, where the sampler certainly shuffles by itself."""
-    shuffles = Role.SAMPLER in made.roles and made.argument("shuffle", 3) is None and not made.unpacks
+    shuffles = made and Role.SAMPLER in made.roles and made.argument("shuffle", 3) is None and not made.unpacks
     edit = _without_shuffle(loader, sampler) if shuffles and sampler.is_followed else None
     return (edit,) if edit else ()
 

@@ -47,7 +47,7 @@ def require_distributed(script: Script, *more: Role) -> None:
         NotApplicable: there is no script, or a single process runs it.
     """
     requires(script.path, "no training script was named")
-    shown = list(script.with_role(*FORMS_GROUP, *more))
+    shown = [*script.with_role(*FORMS_GROUP, *more), *filter(_needs_group, script.with_role(Role.COLLECTIVE))]
     requires(shown, "nothing in the script is distributed")
     # A library wraps the model where the run is distributed; a script of one process uses it, too.
     is_formed = any(script.with_role(Role.PROCESS_GROUP, Role.ENGINE, Role.SPAWN)) or script.frameworks
@@ -58,6 +58,12 @@ def require_distributed(script: Script, *more: Role) -> None:
         or not _SETTINGS_OF_RANKS.isdisjoint(script.read_settings),
         "the script forms no process group, and wraps its model only under a condition",
     )
+
+
+def _needs_group(collective: LibraryCall) -> bool:
+    """Whether the script comes to one of torch's own without asking whether there is a group: somewhere it is formed."""
+    is_asked = lets_through(collective.conditions, Ranks.DISTRIBUTED, Ranks.NOT_DISTRIBUTED, Ranks.MAY_BE_SOME)
+    return collective.is_reached and collective.name.startswith("torch.distributed.") and not is_asked
 
 
 def require_seen(script: Script, what: str, *roles: Role) -> None:
@@ -108,9 +114,7 @@ def require_ranks(script: Script) -> None:
 
 def _tells_ranks_apart(script: Script) -> bool:
     """Whether the script lets one rank do something, or all wait for each other: it is written for several, whoever starts them."""
-    return any(script.with_role(Role.COLLECTIVE)) or any(
-        lets_through(call.conditions, Ranks.ZERO, Ranks.LOCAL_ZERO) for call in script.calls
-    )
+    return script.asks_for_first_rank or any(script.with_role(Role.COLLECTIVE))
 
 
 def reached(script: Script, *roles: Role) -> Iterator[LibraryCall]:

@@ -101,6 +101,8 @@ class Role(str, Enum):
     """The definition of an option of the command line."""
     OPTIONS = "options"
     """The options, parsed."""
+    SETTINGS = "settings"
+    """The settings of a file, or an object that holds settings."""
     PROCESS_GROUP = "process-group"
     """The process group is formed."""
     SPAWN = "spawn"
@@ -413,6 +415,8 @@ class Script(Facts, frozen=True):
     ignored: tuple[IgnoreComment, ...] = ()
     unfollowed: Annotated[tuple[str, ...], Source(SOURCE)] = ()
     """Methods that tell a sampler the epoch, in lines to which it doesn't come."""
+    asks_for_first_rank: bool = False
+    """Somewhere it asks for the first rank, of all or of a node."""
     is_cut_short: bool = False
     """It is too large to be followed to its end."""
 

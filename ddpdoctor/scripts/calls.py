@@ -61,6 +61,8 @@ _NUMBERING: Final = ("torch.multiprocessing.spawn", "torch.multiprocessing.start
 """They hand the function the process's number, first of all."""
 _READING_OPTIONS: Final = ("fire.Fire",)
 """They call the function that they are handed with the options of the command line."""
+_GIVING_SETTINGS: Final = ("hydra.main", "click.command", "draccus.wrap", "pyrallis.wrap")
+"""Decorators that call the function with the settings of files, or with the options of the command line."""
 ENDING: Final = frozenset({"sys.exit", "builtins.exit", "builtins.quit", "os._exit", "os.abort"})
 _SAME: Final = frozenset(
     {
@@ -76,7 +78,21 @@ _SAME: Final = frozenset(
 )
 """They return what they are given, as far as ranks and loaders go."""
 _SAME_METHODS: Final = frozenset(
-    {"cuda", "to", "train", "eval", "half", "bfloat16", "float", "cpu", "strip", "lower", "copy", "requires_grad_"}
+    {
+        "cuda",
+        "to",
+        "train",
+        "eval",
+        "half",
+        "bfloat16",
+        "float",
+        "cpu",
+        "strip",
+        "lower",
+        "copy",
+        "requires_grad_",
+        "clone",
+    }
 )
 
 
@@ -319,11 +335,12 @@ class CallFollower(ExpressionFollower):
         more = Mapping({})
         # `main()`, where a decorator gives it the options of the command line.
         is_open = not arguments and bool(getattr(function.node, "decorator_list", ()))
+        settings = self._settings_for(function, frame) if is_open else None
         reads_options = False
         for name, value, _ in arguments:
             if name in ("*", "**"):
                 is_open = True
-                reads_options = reads_options or isinstance(value, Quantity)
+                reads_options = reads_options or isinstance(value, Quantity) or _are_settings(value)
             elif name.isdecimal():
                 if int(name) < len(positional):
                     names[positional[int(name)]] = value
@@ -339,6 +356,9 @@ class CallFollower(ExpressionFollower):
             if reads_options:
                 names[name] = meaning_of(name) or Quantity(OriginKind.OPTION, name)
                 continue
+            if settings:
+                names[name] = meaning_of(name) or CallResult(settings, f".{name}")
+                continue
             names[name] = (
                 UNKNOWN if is_open or default is None else self.value(default, FollowedFunction(function.module, ({},)))
             )
@@ -346,6 +366,14 @@ class CallFollower(ExpressionFollower):
             names[parameters.vararg.arg] = UNKNOWN if is_open else Items(rest)
         if parameters.kwarg:
             names[parameters.kwarg.arg] = more
+
+    def _settings_for(self, function: Function, frame: FollowedFunction) -> CallRecord | None:
+        """The settings with which a decorator calls a function; None where none does."""
+        for decorator in getattr(function.node, "decorator_list", ()):
+            maker = self.value(decorator.func if isinstance(decorator, ast.Call) else decorator, frame)
+            if isinstance(maker, LibraryName) and maker.name in _GIVING_SETTINGS:
+                return self.record(maker.name, (Role.SETTINGS,), [], None, decorator, frame)
+        return None
 
     def _instantiate(self, kind: ProjectClass, arguments: GivenArguments, caller: Spot | None) -> AbstractValue:
         made = ProjectObject(kind, self.here.guards)
@@ -389,6 +417,9 @@ class CallFollower(ExpressionFollower):
             if name == "builtins.iter":
                 self.iterate(first, self.spot(node, frame))
             return first
+        if name == "builtins.next" and self.here.loops and isinstance(node.args[0] if node.args else None, ast.Name):
+            # One batch a turn: the loop goes over the loader, though it counts steps.
+            self.iterate(first, self.here.loops[-1].spot, -1)
         if name == "builtins.getattr" and len(arguments) > 1 and isinstance(arguments[1][1], Constant):
             attribute = str(arguments[1][1].value)
             return self.by_name(attribute, self.attribute(first, attribute, frame))
@@ -399,6 +430,9 @@ class CallFollower(ExpressionFollower):
                 {key: value for key, value, _ in arguments if key.isidentifier()},
                 is_whole=len(arguments) == len(node.keywords),
             )
+        if name == "collections.defaultdict":
+            held = {ITEM: self.apply(first, [], node, frame)} if isinstance(first, Function | ProjectClass) else {}
+            return Mapping(held, is_whole=False)
         if name in ("builtins.list", "builtins.tuple") and isinstance(first, Items):
             return Items(list(first.items))
         if name == "functools.partial" and arguments:
@@ -533,8 +567,9 @@ class CallFollower(ExpressionFollower):
             return NONE
         if name == "copy":
             return Mapping(dict(receiver.items), receiver.is_whole)
-        if name == "values":
-            return Items(list(receiver.items.values())) if receiver.is_whole else UNKNOWN
+        if name in ("values", "items"):
+            held = list(receiver.items.values()) if receiver.is_whole else [*receiver.items.values(), UNKNOWN]
+            return Items(held if name == "values" else [Items([UNKNOWN, value]) for value in held])
         return UNKNOWN
 
     def tell_of_yield(self, node: ast.Yield | ast.YieldFrom, frame: FollowedFunction) -> None:
@@ -600,6 +635,10 @@ def _most_visits(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> i
 
 def _holds_objects(value: AbstractValue) -> bool:
     return isinstance(value, Function | ProjectObject | ProjectClass | Decorated) or bool(results_in(value))
+
+
+def _are_settings(value: AbstractValue) -> bool:
+    return isinstance(value, CallResult) and Role.SETTINGS in value.record.roles
 
 
 def _numbered(values: Sequence[AbstractValue], index: Quantity) -> list[AbstractValue]:

@@ -60,6 +60,7 @@ from ddpdoctor.scripts.vocabulary import (
     DISTRIBUTED_TEST,
     frameworks_imported,
     hints_at_ranks,
+    holds_settings,
     is_loaded,
     is_setting,
     library_calls,
@@ -79,7 +80,10 @@ def dotted(node: ast.expr) -> str:
     if isinstance(node, ast.Attribute):
         return f"{dotted(node.value)}.{node.attr}"
     if isinstance(node, ast.Call):
-        return f"{dotted(node.func)}()"
+        name = dotted(node.func)
+        if name == "getattr" and len(node.args) > 1 and isinstance(node.args[1], ast.Constant):
+            return f"{dotted(node.args[0])}.{node.args[1].value!s}"
+        return f"{name}()"
     return "?"
 
 
@@ -116,6 +120,8 @@ class ExpressionFollower(ABC):
         self.frameworks: dict[tuple[str, int], tuple[str, Spot]] = {}
         self.read_settings: dict[str, None] = {}
         self.written_settings: list[WrittenSetting] = []
+        self.set_on_unknown: dict[str, list[AbstractValue]] = {}
+        """What the script sets on objects that can't be followed, by the attribute's name."""
         self.filled: list[dict[str, AbstractValue] | list[AbstractValue]] = []
         """What may come to hold itself: scopes, attributes, lists."""
 
@@ -366,7 +372,15 @@ class ExpressionFollower(ABC):
     # --- attributes and items -----------------------------------------------------------------------------------------------
 
     def _attribute(self, node: ast.Attribute, frame: FollowedFunction) -> AbstractValue:
-        return self.by_name(node.attr, self.attribute(self.value(node.value, frame), node.attr, frame))
+        holder = self.value(node.value, frame)
+        value = self.by_name(node.attr, self.attribute(holder, node.attr, frame))
+        is_open = holder is UNKNOWN or isinstance(holder, Constant)
+        if not is_open and not isinstance(holder, LibraryName | MadeOf | MethodOf):
+            return value
+        if is_open and value is UNKNOWN and holds_settings(dotted(node.value)):
+            value = Quantity(OriginKind.OPTION, node.attr)
+        set_to = self.set_on_unknown.get(node.attr)
+        return choice((value, *set_to)) if set_to else value
 
     def attribute(self, holder: AbstractValue, name: str, frame: FollowedFunction) -> AbstractValue:
         """What an attribute may be worth."""
@@ -402,7 +416,8 @@ class ExpressionFollower(ABC):
             return holder.attributes[name]
         member = self.member(holder.kind, name, holder)
         if member is None:
-            return meaning_of(name) or MethodOf(holder, name)
+            is_dict = any(isinstance(base, LibraryName) and base.name in _DICTS for base in self.bases(holder.kind))
+            return meaning_of(name) or (Quantity(OriginKind.OPTION, name) if is_dict else MethodOf(holder, name))
         if isinstance(member, Function) and any(
             dotted(decorator).rpartition(".")[2] in ("property", "cached_property")
             for decorator in getattr(member.node, "decorator_list", ())
@@ -412,8 +427,10 @@ class ExpressionFollower(ABC):
 
     def _attribute_of_result(self, holder: CallResult, name: str) -> AbstractValue:
         record, part = holder.record, f"{holder.part}.{name}"
-        if part in record.attributes:
-            return record.attributes[part]
+        set_to = record.attributes.get(part)
+        # What the script sets is only where a setting begins: the file and the command line change it.
+        if set_to is not None and not (Role.SETTINGS in record.roles and isinstance(set_to, Constant)):
+            return set_to
         meaning = meaning_of(name)
         if Role.OPTIONS in record.roles:
             if isinstance(meaning, Quantity):
@@ -464,7 +481,7 @@ class ExpressionFollower(ABC):
             return self.setting(key)
         if isinstance(key, Constant):
             if isinstance(holder, Mapping):
-                found = holder.items.get(str(key.value), UNKNOWN)
+                found = holder.items.get(str(key.value)) or holder.items.get(ITEM, UNKNOWN)
                 return self.by_name(str(key.value), found)
             if (
                 isinstance(holder, Items)
@@ -479,6 +496,8 @@ class ExpressionFollower(ABC):
                 return holder.record.attributes.get(part) or CallResult(holder.record, part)
         if isinstance(holder, CallResult):
             return CallResult(holder.record, f"{holder.part}[...]")
+        if isinstance(holder, Mapping) and holder.items:
+            return choice(holder.items.values() if holder.is_whole else (*holder.items.values(), UNKNOWN))
         if isinstance(holder, Items):
             return choice(holder.items) if holder.items else UNKNOWN
         if isinstance(holder, Quantity):
@@ -637,6 +656,8 @@ class ExpressionFollower(ABC):
 
     def item_of(self, iterated: AbstractValue) -> AbstractValue:
         """What one item of something iterated may be worth."""
+        if isinstance(iterated, Choice):
+            return choice(map(self.item_of, iterated.values))
         if isinstance(iterated, Items):
             return choice(iterated.items) if iterated.items else UNKNOWN
         if isinstance(iterated, MadeOf):
@@ -649,12 +670,18 @@ class ExpressionFollower(ABC):
                 return MadeOf(TURN, iterated.parts) if name == "trange()" else self.item_of(iterated.parts[0])
         return MadeOf(ITEM, ())
 
-    def iterate(self, iterated: AbstractValue, spot: Spot) -> None:
-        """Note a loop over loaders."""
+    def iterate(self, iterated: AbstractValue, spot: Spot, loops: int | None = None) -> None:
+        """Note a loop over loaders.
+
+        Args:
+            iterated: what it goes over.
+            spot: where it stands.
+            loops: how many of those that are followed are around it; None: all.
+        """
         here = self.here
         for result in results_in(iterated):
             here.events += 1
-            result.record.iterations.append((spot, tuple(here.loops), tuple(here.guards), here.is_reached))
+            result.record.iterations.append((spot, tuple(here.loops[:loops]), tuple(here.guards), here.is_reached))
 
 
 _EXPRESSIONS: Final[dict[type[ast.AST], Callable[[ExpressionFollower, Any, FollowedFunction], AbstractValue]]] = {
@@ -701,6 +728,14 @@ class NamespacePackage(AbstractValue):
 _BUILTINS: Final = frozenset(dir(builtins))
 _TURN: Final = MadeOf(TURN, ())
 """The number of a loop's turn."""
+_DICTS: Final = (
+    "builtins.dict",
+    "argparse.Namespace",
+    "yacs.config.CfgNode",
+    "easydict.EasyDict",
+    "collections.OrderedDict",
+)
+"""Classes whose objects hold settings, where a script derives one from them whose keys are attributes."""
 _LOCAL_RANK_OPTIONS: Final = ("--local_rank", "--local-rank")
 
 

@@ -253,6 +253,7 @@ class ScriptFollower(CallFollower):
             attributes = holder.items
             self.filled.append(attributes)
         else:
+            self.set_on_unknown.setdefault(name, []).append(value)
             return
         old = attributes.get(name)
         if old is None or not frame.branches:

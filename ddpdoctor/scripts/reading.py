@@ -187,6 +187,7 @@ class _Frozen:
             ),
             ignored=tuple(line for module in (follower.main, *project.modules) for line in _ignored(module.source)),
             unfollowed=tuple(self._unfollowed((follower.main, *project.modules))),
+            asks_for_first_rank=follower.here.asks_for_first_rank,
             is_cut_short=follower.is_cut_short,
         )
 
@@ -305,6 +306,8 @@ class _Frozen:
             return Origin(OriginKind.CONSTANT, without_secrets(repr(value.value), _MAX_TEXT))
         if isinstance(value, Quantity):
             return Origin(value.kind, value.source)
+        if isinstance(value, CallResult) and Role.SETTINGS in value.record.roles:
+            return Origin(OriginKind.OPTION, value.part.removeprefix("."))
         if isinstance(value, CallResult):
             return Origin(OriginKind.CALL, call=value.record.number, part=value.part)
         if isinstance(value, LibraryName):

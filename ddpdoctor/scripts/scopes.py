@@ -63,6 +63,8 @@ class Surroundings:
         self.guards_at_callers: list[int] = []
         """How many there were at each of them."""
         self.is_reached = True
+        self.asks_for_first_rank = False
+        """Whether somewhere it was asked for the first rank, of all or of a node."""
         self.records: list[CallRecord] = []
         self.events = 0
         """Escapes and loops over results that were noted."""
@@ -72,6 +74,7 @@ class Surroundings:
         for guard in guards:
             if guard.ranks is not Ranks.ALL or len(self.guards) < MAX_PLAIN_CONDITIONS:
                 self.guards.append(guard)
+                self.asks_for_first_rank = self.asks_for_first_rank or guard.ranks in (Ranks.ZERO, Ranks.LOCAL_ZERO)
 
     def come_from(self, caller: Spot) -> None:
         """Come to a function from where it is called."""

@@ -133,7 +133,7 @@ _MEANINGS: Final[tuple[tuple[re.Pattern[str], AbstractValue], ...]] = (
     (
         compile_lazily(
             r"(?:is_?)?(?:use_?|in_?|multiprocessing_?)?(?:distributed|ddp|torch_?ddp)(?:_?(?:run|mode|training|enabled|initialized|available|process))?"
-            r"|is_?dist(?:_\w+)?|dist_?(?:enabled|initialized|mode)|multi_?(?:gpu|process)s?|is_parallel|use_dist"
+            r"|is_?dist(?:_\w+)?|dist_?(?:enabled|initialized|mode|train(?:ing)?)|multi_?(?:gpu|process)s?|is_parallel|use_dist"
         ),
         DISTRIBUTED_TEST,
     ),
@@ -176,13 +176,19 @@ def is_loaded(name: str) -> bool:
     return _LOADED.search(name) is not None
 
 
-_SETTING: Final = compile_lazily(
-    r"(?:self\.)?_?(?:cfg|conf|config|args|opts?|options|flags|hparams)\.[\w.]+", re.IGNORECASE
-)
+_SETTINGS: Final = r"(?:self\.)?_?(?:cfg|conf|config|args|opts?|options|flags|hparams)"
+_SETTING: Final = compile_lazily(_SETTINGS + r"\.[\w.]+", re.IGNORECASE)
+_HOLDER: Final = compile_lazily(_SETTINGS + r"(?:\.\w+)*", re.IGNORECASE)
 _TOLD_TO_ONE: Final = compile_lazily(
     r"save|saving|log|writ|print|verbose|quiet|silent|report|dump|output", re.IGNORECASE
 )
 """What one rank alone may be told to do, by a setting that the script itself writes."""
+
+
+@cache
+def holds_settings(text: str) -> bool:
+    """Whether something holds settings, by its words: `cfg`, `self.args.train`."""
+    return _HOLDER.fullmatch(text) is not None
 
 
 @cache
