@@ -82,7 +82,7 @@ _INFORMS: Final = re.compile(
 """Host, program and PID may stand before the level, as syslog has them."""
 
 
-_GRAVE: Final = ("NCCL INFO", "OVERFLOW! ")
+_GRAVE: Final = ("NCCL INFO", "NCCL DIAG", "OVERFLOW! ")
 _GLOG: Final = re.compile(
     r"(?:\[[EF](?:\d{3,4} \d\d:\d\d:\d\d\.\d+ +(?:\d+ )?| )|(?<![\w.-])[EF]\d{4} \d\d:\d\d:\d\d\.\d+ +(?:\d+ )?)"
     r"[\w./<>-]+\.(?:[ch]pp|h|cuh?|py):\d+\]"
