@@ -69,7 +69,7 @@ _NO_FIGURE: Final = r"(?! ?[-+]?(?:\d*\.\d+|\d+(?:[eE][-+]?\d+)?(?=\s*(?:[,|%\])
 _NO_LOST_STORE: Final = r" (?!(?:recv|send)Bytes |doWait )"
 """Where C++ raises what a watching thread catches and warns of as the store goes away: at the end of each healthy run, too."""
 
-_OF_EXCEPTIONS: Final = (*_NAMES, "error:", "[Errno ")
+_OF_EXCEPTIONS: Final = (*_NAMES, *_QUOTED, "error:", "[Errno ")
 """What a programme also writes of an exception that it has caught."""
 _MERELY_WARNS: Final = re.compile(
     r"[^A-Za-z]{0,40}(?:[A-Za-z][\w.]{0,59}(?![\w.])[^A-Za-z]{1,20}){0,2}(?:WARNING|WARN|INFO|DEBUG)(?![A-Za-z_])"
