@@ -31,13 +31,12 @@ from ddpdoctor.logs.parse.encodings import (
 )
 from ddpdoctor.logs.parse.file_names import LinePlace, place_of, places_of
 from ddpdoctor.logs.parse.folders import contents_of_all
+from ddpdoctor.logs.parse.other_texts import SOURCES, kind_of_text
 from ddpdoctor.probes.files import NotRegularError, open_regular, read_start
 
 STDIN: Final = "-"
 NO_TEXT: Final = "this is no text, and so no log"
 SOURCE: Final = "this is source code, and no log"
-SOURCES: Final = frozenset((".py", ".pyi", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".rs"))
-"""Suffixes of files that quote what programs say, and say nothing themselves."""
 DEVICE: Final = "this is a device, and no log"
 SAMPLE_BYTES: Final = 4096
 """Bytes by which text is told from what is none."""
@@ -93,6 +92,9 @@ def read_stream(
         pieces = _together(_pieces(stream, most, lambda done: progress(name, done, most or 0)))
         first = next(pieces, b"")
         compressed = first.startswith(GZIP)
+        is_whole = len(first) == most or len(first) < FIRST_PIECE_BYTES
+        if is_whole and (kind := kind_of_text(first)):
+            problem, raw.bytes, first = f"this is {kind}, and no log of a run", len(first), b""
         for piece in _lines(raw.of(unpacked(_with(first, pieces)) if compressed else _with(first, pieces)), unwrapped):
             problem = problem or ("" if scan.bytes or is_text(piece[:SAMPLE_BYTES]) else NO_TEXT)
             scan.feed(piece)

@@ -39,7 +39,6 @@ from ddpdoctor.logs.parse.labels import (
     without,
 )
 from ddpdoctor.logs.parse.mentions import mentioned
-from ddpdoctor.logs.parse.pasted_text import ends_its_process, is_of_others, is_only_shown
 from ddpdoctor.logs.parse.stacks import StackAssembler, begins_stack, reason_in
 from ddpdoctor.logs.parse.tracebacks import FRAME, HEADER, Assembler, bare, is_frame
 
@@ -55,6 +54,11 @@ _EXCEPTION: Final = re.compile(r"(?!nccl[A-Z])(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:
 _BEHIND_ANOTHER: Final = re.compile(r"[ |]|[0-9a-f]{7}")
 """Lines that the one above may tell the meaning of."""
 _OF_HOOK: Final = re.compile(rb"[^\n]{0,200}?\[rank\d{1,6}\]: ?[A-Za-z_][\w.]*: ")
+_LEAVES: Final = re.compile(
+    rb"[^\n]*\n(?:(?:\[[^\]\n]{1,40}\]:? ?)?wandb:[^\n]*\n|[ \t\r]*\n){1,60}"
+    rb"[^\n]{0,200}?\](?: \[\w+\])? (?:Sending process \d+ closing signal SIG|failed \(exitcode: )"
+)
+"""Below a process's last word wandb sums the run up, and then a launcher says that one ended."""
 
 
 class Spot(NamedTuple):
@@ -247,7 +251,7 @@ class LineJudge:
         if Wanted.STACK in wanted and stream.stack is None and begins_stack(line.text):
             before = [log_line.text for log_line in self._before(spot, line)[::-1]]
             stream.stack = StackAssembler(self._timed(spot, stream, line), reason_in(before))
-        if Wanted.EXIT in wanted and not is_of_others(spot.text, spot.start, line.text):
+        if Wanted.EXIT in wanted:
             if exit_tables.begins(line) and stream.table is None:
                 before = [log_line.text for log_line in self._before(spot, line)]
                 stream.table = exit_tables.ExitTable(self._timed(spot, stream, line), before)
@@ -351,7 +355,7 @@ class LineJudge:
         """The exception, without its traceback, that nobody has caught: torch's own hook, or its process's end, shows it."""
         if not _EXCEPTION.match(line.text):
             return None
-        if not (_OF_HOOK.match(spot.text, spot.start) or ends_its_process(spot.text, spot.start)):
+        if not (_OF_HOOK.match(spot.text, spot.start) or _LEAVES.match(spot.text, spot.start)):
             return None
         name, _, message = line.text.partition(":")
         self._bare[line.rank] += 1
@@ -367,8 +371,6 @@ class LineJudge:
         return msgspec.structs.replace(line, text=f"{line.text} {below.text.strip()}") if mine else line
 
     def _quoted(self, spot: Spot, line: LogLine, literal: str) -> bool:
-        if is_only_shown(*spot, line.text):
-            return True
         # Only an indented line can be the code of a frame above it, and only a hash another line's.
         previous = next(self._back(spot, line), None) if _BEHIND_ANOTHER.match(line.text) else None
         return mentioned(line.text, literal, previous.text if previous else "")

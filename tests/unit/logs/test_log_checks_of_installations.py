@@ -80,16 +80,6 @@ def test_what_only_looks_alike_is_the_scripts_own(error: str) -> None:
     assert verdict.outcome is RunOutcome.USER_ERROR
 
 
-@pytest.mark.parametrize(
-    "before", ["```\n", "```text\n", "commit 0123456789\nAuthor: Ada\nDate:   Sat Nov 7 02:11:03 2026 +0100\n\n    "]
-)
-def test_a_block_of_code_and_a_commits_title_only_quote(before: str) -> None:
-    words = "Distributed package doesn't have NCCL built in"
-    rest = "```\n" + "A word on it.\n" * 9
-    assert verdict_of(read(f"# Notes\n\n{before}{words}\n{rest}"), catalogue()).outcome is RunOutcome.NOTHING
-    assert verdict_of(read(f"# Notes\n\n{words}\n"), catalogue()).outcome is RunOutcome.ILLNESS
-
-
 def test_an_exception_that_pip_shows_of_a_build_is_no_source_line() -> None:
     shown = "        File \"<string>\", line 1, in <module>\n      ModuleNotFoundError: No module named 'torch'\n"
     log = read(f"  Getting requirements to build wheel: started\n      Traceback (most recent call last):\n{shown}")

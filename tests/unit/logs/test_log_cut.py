@@ -128,7 +128,7 @@ def test_a_stack_that_was_printed_is_no_traceback() -> None:
 
 
 def test_a_traceback_that_is_only_quoted_has_no_frames_either() -> None:
-    assert not read(STEPS + "```text\n" + HEADER + FRAMES + "KeyError: 'lr'\n```\n" + STEPS).raised
+    assert not read(STEPS + "> " + HEADER + FRAMES + "KeyError: 'lr'\n" + STEPS).raised
 
 
 @pytest.mark.parametrize(

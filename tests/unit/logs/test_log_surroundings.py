@@ -14,7 +14,6 @@ PORT = (
     "code: -98, name: EADDRINUSE, message: address already in use"
 )
 STEPS = "".join(f"step {step} loss 0.{step}\n" for step in range(8))
-TALK = "I don't know what to make of it, and my colleagues don't either.\n" * 6
 
 
 def judged(text: str) -> LogVerdict:
@@ -26,20 +25,9 @@ def slugs(text: str) -> list[str]:
 
 
 SHOWN = {
-    "in-a-run": f"# Notes\n\n```\n{PORT}\n```\n{TALK}{STEPS}",
-    "in-a-run-in-backticks": f"{TALK}`{PORT}`\n{STEPS}",
-    "in-a-run-quoted": f"> {PORT}\n{STEPS}",
-    "what-may-happen": f"# Help\n\nIf you see this, set another port:\n\n```\n{PORT}\n```\n{TALK}",
-    "what-you-may-get": f"On some hosts you may get `{PORT}` then. I never did.\n",
-    "no-words-of-a-program": "# Notes\n\n```\nDistributed package doesn't have NCCL built in\n```\n" + TALK,
-    "diff": f"```diff\n+{PORT}\n- {PORT}\n```\nWhy two?\n",
-    "headline-of-what-was-mended": f"## 2.1\n### Fixed\n\n- {PORT}\n",
-    "asked-for": f"Could you cover the case in which we get `{PORT}`?\n",
-    "to-be-caught": f"How do I catch it? I want to skip what is\n`{PORT}`\nThanks.\n",
-    "gone": f"After the upgrade my old error `{PORT}` is gone.\n",
-    "merely-named": f"This PR makes my trainer raise `{PORT}` earlier.\n",
+    "in-backticks": f"the store said `{PORT}`, so another port is taken\n{STEPS}",
+    "quoted": f"> {PORT}\n{STEPS}",
     "no-error": "We run it nightly; no error: all green.\n",
-    "list-of-what-was-mended": f"Fixes:\n- {PORT}\n* {PORT}\n\nLooks fine to me.\n",
 }
 
 
@@ -48,56 +36,27 @@ def test_what_is_only_shown_has_not(text: str) -> None:
     assert judged(text).outcome is RunOutcome.NOTHING
 
 
-def test_a_list_of_what_happens_is_none_of_what_was_mended() -> None:
-    assert slugs(f"Resolved host node1\n- {PORT}\n") == ["port-in-use"]
-    assert slugs(f"What happens:\n- {PORT}\n\nI have no idea.\n") == ["port-in-use"]
+COMMIT = "commit 0123456789\nAuthor: Ada\nDate:   Sat Nov 7 02:11:03 2026 +0100\n\n"
+CHANGES = "# Changes\n\n## 2.1\n\n### Fixed\n\n"
+TELLING = {
+    "the history of a repository": f"{COMMIT}    {PORT}\n\n    {OOM}\n\n{COMMIT}    Start\n",
+    "a list of changes": f"{CHANGES}- {PORT}\n  {OOM}\n* {OOM}\n",
+    "a list of tests": f"tests/test_net.py::test_port[{PORT}]\ntests/test_net.py::test_memory PASSED\n\n2 tests collected in 0.1s\n",
+}
 
 
-HITS = (
-    f"archive/lr3.log:890:{PORT}\narchive/lr4.log-12-{OOM}\n--\narchive/lr5.out:7:srun: error: node7: task 3: Killed\n"
-)
+@pytest.mark.parametrize(("what", "text"), TELLING.items(), ids=TELLING)
+def test_a_text_that_only_tells_of_failures_is_no_log(what: str, text: str) -> None:
+    log = read(text)
+    assert verdict_of(log, catalogue()).outcome is RunOutcome.NOTHING
+    assert log.files[0].problem == f"this is {what}, and no log of a run"
 
 
-@pytest.mark.parametrize("prompt", ["$ ", "ada@login1:~/runs$ ", "(base) ada@login1:~$ ", "# "])
-def test_hits_of_grep_in_other_logs_are_of_other_runs(prompt: str) -> None:
-    assert judged(f"{prompt}grep -rn Error archive\n{HITS}{STEPS}").outcome is RunOutcome.NOTHING
-
-
-def test_hits_with_lines_around_them_are_of_other_runs_too() -> None:
-    frame = 'a.log-Traceback (most recent call last):\na.log-  File "/home/ada/t.py", line 3, in <module>\n'
-    hits = f"{frame}a.log:RuntimeError: x\na.log:{PORT}\n--\n"
-    assert judged(f"$ grep -B3 Error a.log b.log\n{hits}b.log:{PORT}\n{STEPS}").outcome is RunOutcome.NOTHING
-    assert slugs(f"$ grep -B3 Error a.log b.log\n{hits}") == ["port-in-use"]
-    assert judged(f"$ grep -B3 Error *\n{hits}{STEPS}").outcome is RunOutcome.NOTHING
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        HITS,
-        f"$ cat notes\n{HITS}",
-        f"$ grep -n Error run.log\n890:{PORT}\n",
-        f"$ grep -rn Error logs\nlogs/none_x/attempt_0/1/stderr.log:7:{PORT}\n",
-        f"$ grep -rn Error logs\nlogs/rank3.log:7:{PORT}\n",
-        f"$ grep -n Error job.out job.err\njob.err:118:{PORT}\n{STEPS}",
-        f"$ grep -rn Error .\n./job.o41:7:start\n./job.e41:8:{PORT}\n",
-    ],
-)
-def test_hits_in_the_runs_own_logs_are_not(text: str) -> None:
-    assert "port-in-use" in slugs(text)
-
-
-def captured(sums: str) -> str:
-    words = "srun: error: node7: task 3: Killed\n" + f"{OOM}\n"
-    return f"=== test session starts ===\n----- Captured stderr call -----\n{words}======== {sums} in 3.20s ========\n"
-
-
-def test_what_tests_that_passed_have_written_is_no_failure() -> None:
-    assert judged(captured("41 passed, 2 skipped, 1 xfailed")).outcome is RunOutcome.NOTHING
-    assert judged(captured("41 passed") + STEPS).outcome is RunOutcome.NOTHING
-    assert judged(captured("1 failed, 40 passed")).outcome is not RunOutcome.NOTHING
-    assert judged(captured("40 passed, 1 error")).outcome is not RunOutcome.NOTHING
-    assert slugs(captured("41 passed") + f"{OOM}\n") == ["oom-batch-too-large"]
+@pytest.mark.parametrize("text", TELLING.values(), ids=TELLING)
+def test_a_log_that_has_such_a_text_in_it_is_one(text: str) -> None:
+    assert slugs(f"{text}{PORT}\n")[0] == "port-in-use"
+    assert not read(f"{text}{STEPS}").files[0].problem
+    assert not read(f"# of ranks: 8\n{text}{STEPS}").files[0].problem
 
 
 @pytest.mark.parametrize("line", ["train.py: error:", "ninja: error: x", "we met an error:"])

@@ -149,7 +149,6 @@ def test_a_logger_s_prefix_in_which_the_log_breaks_off_is_no_code() -> None:
 
 
 PASTED = ["I train on 8 GPUs and get:", "```", *OOM[3:], "```", "torch 2.9"]
-README = ["# Training", "", *["A word on it."] * 9, "```", *OOM[3:], "```", "", "Set a smaller batch."]
 
 
 @pytest.mark.parametrize(
@@ -158,9 +157,8 @@ README = ["# Training", "", *["A word on it."] * 9, "```", *OOM[3:], "```", "", 
         ["```", *OOM[3:], "```", *["What could it be?"] * 20],
         ["```", *OOM, "```"],
         PASTED,
-        [*README[:-4], *OOM[3:]],
     ],
-    ids=["at-the-start", "whole", "most-of-it", "not-closed"],
+    ids=["at-the-start", "whole", "most-of-it"],
 )
 def test_a_log_that_was_pasted_with_its_fences_is_no_quotation(lines: list[str]) -> None:
     assert judged(lines).suspects[0].slug == "oom-batch-too-large"
@@ -170,8 +168,3 @@ def test_of_an_issue_with_several_blocks_the_traceback_is_read() -> None:
     verdict = judged(ISSUE)
     assert verdict.raised
     assert verdict.raised.exception == "KeyError"
-
-
-def test_a_readme_that_a_training_prints_stays_one() -> None:
-    assert judged([*README, *STEPS]).outcome is RunOutcome.NOTHING
-    assert judged([*STEPS, *README, *STEPS]).outcome is RunOutcome.NOTHING
