@@ -103,7 +103,7 @@ class LintResult(CommandResult):
 
 
 def lint(
-    paths: Sequence[str | os.PathLike[str]],
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     select: Sequence[str] = (),
     ignore: Sequence[str] = (),
@@ -112,7 +112,7 @@ def lint(
     """Read training scripts and the files of their project that they import, and judge what they do. Nothing of them is run.
 
     Args:
-        paths: scripts, notebooks, folders of them, or "-" for `stdin`.
+        paths: scripts, notebooks, folders of them, or "-" for `stdin`; one, or several.
         select: only these checks.
         ignore: not these checks.
         stdin: the source that "-" stands for; None: standard input is read.
@@ -120,7 +120,7 @@ def lint(
     Raises:
         UsageError: a path can be no file's, or no check is left.
     """
-    named = [os.fspath(path) for path in paths]
+    named = [os.fspath(path) for path in ((paths,) if isinstance(paths, str | os.PathLike) else paths)]
     if not named or not all(named):
         raise UsageError("a path is empty; is the variable in it set?" if named else "there is nothing to read")
     if any("\0" in path for path in named):

@@ -487,3 +487,8 @@ def test_modules_are_kept_by_their_lines(tmp_path: Path) -> None:
 def test_hints_alone_are_no_certain_mistakes() -> None:
     result = lint(["-"], stdin=(SCRIPTS / "data-parallel" / "sick-all-gpus.py").read_bytes(), select=["data-parallel"])
     assert "No certain mistake was found" in result.to_text()
+
+
+def test_a_single_path_needs_no_list() -> None:
+    script = SCRIPTS / "data-parallel" / "sick-all-gpus.py"
+    assert lint(script).findings == lint(str(script)).findings == lint([script]).findings != ()
