@@ -14,7 +14,8 @@ from ddpdoctor.knowledge.torch_frames import PYTHONS_FOLDERS, WITHOUT_FOLDER
 
 OF_LAUNCHERS: Final = {
     "ChildFailedError", "ProcessRaisedException", "ProcessExitedException", "CalledProcessError",
-    "RemoteTraceback", "RendezvousGracefulExitError",
+    "RemoteTraceback", "RendezvousGracefulExitError", "WorkerGroupError",
+    "WorkerTrainingFailedError",
 }  # fmt: skip
 """Raised in the launcher, or around a whole script, for what happened elsewhere."""
 

@@ -13,6 +13,7 @@ from ddpdoctor.logs.analyze.illness_traits import is_grave
 from ddpdoctor.logs.analyze.timeline import Timeline
 from ddpdoctor.logs.exceptions import ENDS_NOTHING, INFORMS, LOGGED, is_bare, short_name
 from ddpdoctor.logs.launch_failures import STARTS_AGAIN, gives_up
+from ddpdoctor.logs.parse.exits import RAY_TRAIN
 
 WENT_ON: Final = 3
 """Lines behind such a traceback by which the run shows that it goes on."""
@@ -233,7 +234,7 @@ def _is_behind(failure: Failure, ends: Sequence[Failure], course: Timeline) -> b
     beside = [end for end in ends if end.line.file == failure.line.file]
     over = max((table.over for table in beside), key=lambda line: line.order)
     by = {end.exited.said_by for end in ends if end.exited and not end.exited.told_to}
-    if by - {TELLS_OF_EVERY_END}:
+    if by - {TELLS_OF_EVERY_END, RAY_TRAIN}:
         return False
     if not by and failure.raised and _goes_on_alone(failure.raised, over, course):
         return True

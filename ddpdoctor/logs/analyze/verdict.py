@@ -27,6 +27,7 @@ from ddpdoctor.logs.analyze.timeline import Timeline, says_much
 from ddpdoctor.logs.analyze.timeouts import hypotheses
 from ddpdoctor.logs.exceptions import is_alike, is_cut, is_of_launcher, kind_of
 from ddpdoctor.logs.launch_failures import TERMINATIONS
+from ddpdoctor.logs.parse.exits import RAY_TRAIN
 
 MAX_LINES_BEFORE: Final = 8
 """Lines."""
@@ -349,7 +350,7 @@ def _errors_behind(course: Timeline) -> bool:
 def _was_told(exited: ProcessExit) -> bool:
     """A launcher that names neither code nor signal cancelled it, unless it says that it failed; Kubernetes starts it again."""
     if exited.exit_code is None:
-        return not exited.first and exited.said_by not in ("mp.spawn", "kubernetes")
+        return not exited.first and exited.said_by not in ("mp.spawn", "kubernetes", RAY_TRAIN)
     return signal_of(exited) in TERMINATIONS
 
 
@@ -394,7 +395,8 @@ def _without_cause(effects: tuple[SignMatch, ...], course: Timeline) -> LogVerdi
         for slug, seen in slugs.items()
         if slug not in told
     ]
-    first = next((failure for failure in failures if failure.kind is not FailureKind.ENDED), failures[0])
+    own = [failure for failure in failures if not failure.raises(is_of_launcher)]
+    first = next((failure for failure in own if failure.kind is not FailureKind.ENDED), (own or failures)[0])
     last = next((line for rank, line in course.last.items() if rank in silent), None)
     return LogVerdict(
         outcome=RunOutcome.EFFECTS_ONLY,

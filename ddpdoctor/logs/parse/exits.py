@@ -21,6 +21,7 @@ SIGNALS: Final = {
 """As shells, srun and Python name them."""
 LIGHTNING: Final = "lightning"
 """It labels the line with the rank that ended."""
+RAY_TRAIN: Final = "Ray Train"
 _NOTICED: Final = " noticed that process rank "
 """mpirun only tells of the first."""
 
@@ -96,7 +97,15 @@ _SAID: Final = {
             for status in ("CrashLoopBackOff", "     Error    ", " Init:Error ")
         ),
         ("command terminated with exit code ", r"command terminated with exit code {code}"),
+        (" replica(s) failed", r"\b\w+Job \S+ is (?P<error>(?:failed|restarting) because \d+ \w+ replica\(s\) failed)\."),
         ("Exit Code: ", r"^ +Exit Code: +{failure}\s*$"),
+    ),
+    # It describes a worker where that one is dead, or hangs and is taken for dead.
+    RAY_TRAIN: (("distributed_context=DistributedContext(", r"^ *distributed_context=DistributedContext\(world_rank={rank}, "),),
+    # Of each node one. What it ends itself, once another has failed, has 137.
+    "SkyPilot": (
+        (" failed with return code list:", r"return code list: *\[(?:-?\d+, ?)*?(?P<code>(?!0\b|137\b)-?\d+)"),
+        (" failed with return code list:", r"return code list: *\[(?:0, ?)*(?P<code>137)(?:, ?(?:0|137))*\]"),
     ),
     "sacct": (
         (" FAILED ", r"^\d+(?:_\d+)? .* (?P<error>FAILED) +(?:{failure}:\d+|0:{number})\b"),

@@ -121,7 +121,11 @@ _NCCL: Final = re.compile(
 )
 _KERNEL: Final = re.compile(r"(?P<host>[A-Za-z0-9][\w.-]*) (?=kernel: )")
 """journalctl -o short-iso, behind its timestamp."""
-_IN_TEXT: Final = re.compile(r"\[Rank (?P<rank>\d{1,6})\]|\[PG [^\]]* Rank (?P<pg>\d{1,6})\]")
+_IN_TEXT: Final = re.compile(
+    r"\[Rank (?P<rank>\d{1,6})\]|\[PG [^\]]* Rank (?P<pg>\d{1,6})\]"
+    r"|\[RankMon(?:itor)?Server(?:\d+@(?P<host>[\w.-]{1,253}))?:(?P<monitored>\d{1,6})\]"
+)
+"""The last one is how NVRx's monitor of each rank calls itself."""
 _MAX_LABELS: Final = 5
 TASK: Final = "task "
 """Before the number of an srun task, in the place of the host that it runs on."""
@@ -212,7 +216,7 @@ def unlabelled(line: str, style: Style = Style()) -> Labelled:  # noqa: B008 (im
     if found := _NCCL.match(line):
         host = host or found["host"]
     if rank is None and (found := _IN_TEXT.search(line, 0, 400)):
-        rank = int(found["rank"] or found["pg"])
+        rank, host = int(found["rank"] or found["pg"] or found["monitored"]), host or found["host"] or ""
     return Labelled(line, rank, local_rank, host, time, said_by, logger, ahead)
 
 

@@ -42,6 +42,8 @@ def judged(end: str) -> LogVerdict:
         "Command exited with non-zero status 1\n\tCommand being timed: \"python train.py\"",
         "<Process name='Process-2' pid=17 parent=1 stopped exitcode=1>",
         "   Process name: [prterun-node1-17@1,3]\n   Exit code:    1",
+        '{"level":"info","msg":"PyTorchJob llama is failed because 1 Worker replica(s) failed."}',
+        "ERROR: Job 2 failed with return code list: [0, 1]",
         "        ValueError: shapes do not match",
         "ror: shapes do not match",
         "ception: shapes do not match",
@@ -91,3 +93,24 @@ def test_of_who_was_killed_without_a_word_is_asked_whoever_may_have_done_it(end:
     asked, decides = commands
     assert asked.startswith(asks)
     assert decides == "ddpdoctor check --select host-oom-killed"
+
+
+@pytest.mark.parametrize(
+    ("codes", "code"),
+    [("[1]", 1), ("[0, 137]", 137), ("[137, 139, 137]", 139), ("[137, -9, 0]", -9), ("[0, 0]", None)],
+)
+def test_of_skypilots_nodes_the_one_counts_that_it_has_not_ended_itself(codes: str, code: int | None) -> None:
+    exited = read(f"ERROR: Job 2 failed with return code list: {codes}").exited
+    assert [one.exit_code for one in exited] == ([] if code is None else [code])
+
+
+def test_ray_trains_word_on_a_dead_worker_names_its_rank() -> None:
+    (exited,) = read("  distributed_context=DistributedContext(world_rank=3, world_size=4, local_rank=1)").exited
+    assert (exited.said_by, exited.rank, exited.exit_code) == ("Ray Train", 3, None)
+
+
+def test_nvrxs_monitor_is_of_the_rank_and_host_that_it_calls_itself_after() -> None:
+    (seen,) = read(
+        "[WARNING] [RankMonServer3120@gpu02:5] Did not get subsequent heartbeat. Waited 180.00 seconds."
+    ).sightings
+    assert (seen.line.rank, seen.line.host) == (5, "gpu02")
