@@ -61,6 +61,15 @@ def cuda_illegal_access(log: Log, seen: Sequence[SignMatch]) -> Finding:
     `CUDA_LAUNCH_BLOCKING=1` makes the traceback point at the kernel; `compute-sanitizer --target-processes all python
     train.py` names the access. `sudo dmesg | grep -i xid` tells whether it is the GPU.
     """
+    if any(text in match.line.text for match in seen for text in ("HIP error: ", "by GPU node-", "HSA_STATUS_")):
+        return Finding.of(
+            "A kernel on an AMD GPU accessed memory that isn't its own",
+            Fix(
+                "Let the traceback point at the kernel",
+                ("AMD_SERIALIZE_KERNEL=3 torchrun --nproc-per-node=1 train.py",),
+            ),
+            Fix("See whether the driver logged a fault of the GPU", ("sudo dmesg -T | grep -i amdgpu",)),
+        )
     return Finding.of(
         "A CUDA kernel accessed memory that isn't its own: an illegal memory access was encountered",
         Fix("Let the traceback point at the kernel", ("CUDA_LAUNCH_BLOCKING=1 torchrun --nproc-per-node=1 train.py",)),

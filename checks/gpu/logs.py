@@ -77,3 +77,27 @@ def nccl_cuda_oom(log: Log, seen: Sequence[SignMatch]) -> Finding:
         NOBODY_ELSE,
         rank=min(ranks, default=None),
     )
+
+
+@log_check("amd-gpu-reset", severity=FAIL, owner=Owner.NODE)
+def amd_gpu_reset(log: Log, seen: Sequence[SignMatch]) -> Finding:
+    """An AMD GPU hung, and the driver reset it.
+
+    ## What breaks
+    Each process that used the GPU ends with "GPU Hang" or an error of HIP; the ranks on other GPUs wait for it until the timeout.
+
+    ## Why
+    A kernel that never ends, or that faults; firmware, driver and ROCm that don't go together; power or heat; a defective GPU. Where the
+    same GPU hangs with other programs, too, it is the GPU or its driver.
+
+    ## Fix
+    Read what the kernel log says right before the reset. Update driver and firmware to those that this release of ROCm names. Leave the node
+    out of the job if it is always the same GPU.
+    """
+    gpu, node = word(seen, "gpu"), word(seen, "node")
+    which = f"The AMD GPU {gpu}" if gpu else f"The AMD GPU of node {node}" if node else "An AMD GPU"
+    return Finding.of(
+        f"{which} hung, and {'the driver reset it' if gpu else 'its processes were ended'}",
+        Fix("Read what the kernel says before it", ("sudo dmesg -T | grep -i -B20 'amdgpu.*reset'",)),
+        Fix("See the GPU's errors, heat and firmware", ("rocm-smi --showrasinfo --showtemp --showfwinfo",)),
+    )

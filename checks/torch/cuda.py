@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import dotted, listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, if_known, known
 from ddpdoctor.checks.driver.userspace import SHUT
-from ddpdoctor.engine.registry import check, leave_untested, requires
+from ddpdoctor.engine.log_traits import Particulars
+from ddpdoctor.engine.registry import LogTraits, check, leave_untested, requires
 from ddpdoctor.facts.gpus import Gpu, Gpus
+from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.facts.snapshot import (
     Container,
     Driver,
@@ -162,7 +164,25 @@ def cuda_compat_unsupported(driver: Driver, gpus: Maybe[Gpus], libraries: Maybe[
     )
 
 
-@check("gpu-arch-unsupported", severity=FAIL, owner=Owner.USER)
+def _of_rocm(seen: Sequence[SignMatch], log: Log) -> Particulars:
+    """Of an AMD GPU other builds are told: CUDA's generations say nothing of it."""
+    if not any("HIP error: " in match.line.text for match in seen):
+        return Particulars()
+    show = (
+        "python -c 'import torch; print(torch.cuda.get_arch_list(), torch.cuda.get_device_properties(0).gcnArchName)'"
+    )
+    return Particulars(
+        fixes=(
+            Fix("See for which GPUs this torch was built, and what this one is called", (show,)),
+            Fix(
+                "Install a build for a release of ROCm that names this GPU; build extensions again, with PYTORCH_ROCM_ARCH naming it"
+            ),
+        ),
+        cause="A ROCm build of torch, or of an extension, holds code for the AMD GPUs that were named as it was built, and for no others.",
+    )
+
+
+@check("gpu-arch-unsupported", severity=FAIL, owner=Owner.USER, log=LogTraits(particulars=_of_rocm))
 def gpu_arch_unsupported(
     torch: Torch,
     gpus: Gpus,
