@@ -43,6 +43,13 @@ def run(
             help="Set torch's flight recorder and Python's fault handler on, unless you have set them yourself.",
         ),
     ] = True,
+    remember: Annotated[
+        bool,
+        typer.Option(
+            "--remember/--no-remember",
+            help="Keep what kinds of lines a run prints that ends well, and compare the command's next failure with it.",
+        ),
+    ] = True,
 ) -> None:
     """Start a command, torchrun say, and diagnose it if it fails or falls silent.
 
@@ -80,6 +87,7 @@ def run(
             keep=kept,
             many=one_of_many(before),
             dumps=folder,
+            remember=remember,
             killed=count_oom_kills(),
             ignored=_ignored(),
             mask=signal.pthread_sigmask(signal.SIG_BLOCK, ()),

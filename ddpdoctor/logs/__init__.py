@@ -11,6 +11,7 @@ __all__ = [
     "match",
     "reading",
     "render",
+    "render_comparison",
     "render_json",
     "render_signs",
     "render_words",

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ddpdoctor.base.ownership import foothold_on
 from ddpdoctor.probes.files import open_regular
 from ddpdoctor.run.command_wrappers import wrappers_and_program
-from ddpdoctor.run.output_copy import read_part
+from ddpdoctor.run.output_copy import MARK, read_part
 
 if TYPE_CHECKING:
     from ddpdoctor.engine.examination import Examination
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from ddpdoctor.engine.registry import Catalogue
     from ddpdoctor.facts.log import Log
     from ddpdoctor.facts.snapshot import Snapshot
+    from ddpdoctor.logs.analyze.good_runs import RunComparison
     from ddpdoctor.logs.diagnosis import LogJudgement
+    from ddpdoctor.logs.match.shape_tally import ShapeTally
 
 OUTPUT: Final = "output"
 """The name of the copy, where the output isn't in a file anyway."""
@@ -65,6 +67,11 @@ class EndedCommand(NamedTuple):
     """Name and text of each output."""
     began: float
     """In seconds since the epoch: what the run has written is no older, however late the diagnosis looks for it."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing of its output was left out."""
+        return not any(MARK in text for _, text in self.output)
 
 
 def one_of_many(environ: Mapping[str, str]) -> str:
@@ -155,21 +162,27 @@ def left_running(name: str, failed: bool, besides: Collection[int], outputs: Set
     return 0
 
 
-def diagnose(ended: EndedCommand, many: str, environ: Mapping[str, str], killed: int, keep: str) -> int:
+def diagnose(
+    ended: EndedCommand, many: str, environ: Mapping[str, str], killed: int, keep: str, remembers: bool
+) -> int:
     """Diagnose a failed command.
 
-    many: as `one_of_many` says it; killed: `count_oom_kills` before it was started; keep: the file in which the output is, or "".
+    many: as `one_of_many` says it; killed: `count_oom_kills` before it was started; keep: the file in which the output is, or "";
+    remembers: whether it is compared with the last good run.
     """
-    log = _read(ended, keep)
     if many:
-        return _in_a_line(ended, log, many)
+        return _in_a_line(ended, _read(ended, keep), many)
     from ddpdoctor.logs.analyze.verdict import RunOutcome
     from ddpdoctor.logs.diagnosis import judge_log
     from ddpdoctor.logs.render import log_document
+    from ddpdoctor.logs.render_comparison import comparison_section
+    from ddpdoctor.report.document import Document
     from ddpdoctor.report.terminal import screen_for
     from ddpdoctor.scripts.run_script import look_into_script
 
-    judgement = judge_log(log, _checks(), _host(log, ended.seconds, killed), watched=True)
+    log, comparison = _beside_last_good_run(ended, keep) if remembers else (_read(ended, keep), None)
+    host = _host(log, ended.seconds, killed)
+    judgement = judge_log(log, _checks(), host, watched=True, comparison=comparison)
     judgement = look_into_script(judgement, script_of(ended.command))
     shown = False
     if not any(file.bytes for file in log.files):
@@ -177,6 +190,9 @@ def diagnose(ended: EndedCommand, many: str, environ: Mapping[str, str], killed:
     elif judgement.verdict.outcome is RunOutcome.NOTHING:
         # The report on a log by itself would say that all is well.
         print("Nothing in that tells why.")
+        if comparison:
+            differences = comparison_section(judgement, verbose=False)
+            screen_for(sys.stdout).show(Document(verdict=judgement.word, sections=(differences,)))
     else:
         screen_for(sys.stdout).show(log_document(judgement, watched=True))
         shown = True
@@ -185,6 +201,33 @@ def diagnose(ended: EndedCommand, many: str, environ: Mapping[str, str], killed:
     _say_more(ended, judgement, keep, shown=shown)
     show_dumps(ended, environ)
     return 0
+
+
+def remember(ended: EndedCommand) -> int:
+    """Keep of a command that ended well what its next failure is compared with."""
+    from ddpdoctor.logs.comparing import NotGoodError, taken_for_good
+    from ddpdoctor.logs.match.shape_tally import ShapeTally
+    from ddpdoctor.run.good_profile import keep_profile, name_of_run
+
+    tally = ShapeTally()
+    log = _read(ended, "", tally)
+    with suppress(NotGoodError):
+        keep_profile(ended.command, taken_for_good(name_of_run(time.time()), log, tally, _checks()))
+    return 0
+
+
+def _beside_last_good_run(ended: EndedCommand, keep: str) -> tuple[Log, RunComparison | None]:
+    """Read the output, and compare it with the last good run's, if one is kept and nothing was left out."""
+    from ddpdoctor.logs.analyze.good_runs import GoodRuns, beside_good_runs
+    from ddpdoctor.logs.match.shape_tally import ShapeTally
+    from ddpdoctor.run.good_profile import last_good_run
+
+    good = last_good_run(ended.command) if ended.is_whole else None
+    if good is None:
+        return _read(ended, keep), None
+    runs = GoodRuns([good])
+    tally = ShapeTally(runs.even)
+    return beside_good_runs(_read(ended, keep, tally), tally, runs, _checks())
 
 
 def guarded(work: Callable[[], int]) -> int:
@@ -205,7 +248,7 @@ def guarded(work: Callable[[], int]) -> int:
             sys.modules["ddpdoctor.probes.subprocesses"].end_all()
 
 
-def _read(ended: EndedCommand, keep: str) -> Log:
+def _read(ended: EndedCommand, keep: str, tally: ShapeTally | None = None) -> Log:
     import msgspec
 
     from ddpdoctor.knowledge.launcher_options import launcher_of_command
@@ -213,7 +256,7 @@ def _read(ended: EndedCommand, keep: str) -> Log:
     from ddpdoctor.logs.match.wanted_signs import vocabulary
     from ddpdoctor.logs.reading import read_stream
 
-    words, gathered = vocabulary(_checks()), GatheredLog()
+    words, gathered = vocabulary(_checks()), GatheredLog(shapes=tally)
     for name, text in (*ended.output, *redirected_output(ended)):
         read_stream(BytesIO(text), keep if keep and name == OUTPUT else name, words, gathered)
     log = gathered.log()

@@ -14,9 +14,12 @@ MAX_LINE_BYTES: Final = 1 << 16
 """For which the end of a line is waited for, where two streams go into one copy."""
 
 
+MARK: Final = b"[ddpdoctor run: "
+
+
 def mark(left_out: int) -> bytes:
     """The line that stands for what was left out."""
-    return b"[ddpdoctor run: %d bytes left out here]\n" % left_out
+    return MARK + b"%d bytes left out here]\n" % left_out
 
 
 def join_copy(head: bytes, left_out: int, tail: bytes) -> bytes:

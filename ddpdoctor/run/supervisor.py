@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, ParamSpec
 
 from ddpdoctor.base.text import visible
 from ddpdoctor.run.command_start import NotStarted, adopt_orphans, child_pids, close_inherited, start_command
-from ddpdoctor.run.diagnosis import OUTPUT, EndedCommand, diagnose, guarded, left_running, look_at
+from ddpdoctor.run.diagnosis import OUTPUT, EndedCommand, diagnose, guarded, left_running, look_at, remember
 from ddpdoctor.run.diagnosis_process import DiagnosisProcess
 from ddpdoctor.run.messages import INTERRUPTED, NO_LOOK, SupervisorMessages
 from ddpdoctor.run.output_copy import HEAD_BYTES, TAIL_BYTES, join_copy, read_part
@@ -37,6 +37,8 @@ from ddpdoctor.run.silence_detection import SilenceDetector
 LOOK_SECONDS: Final = 60.0
 """For looking at a silent job, beside those for which its ranks are watched."""
 DIAGNOSIS_SECONDS: Final = 60.0
+REMEMBERING_SECONDS: Final = 10.0
+"""For keeping the profile of a run that ended well: its end isn't to wait long for that."""
 MIN_WATCH_SECONDS: Final = 3
 MAX_WATCH_SECONDS: Final = 30
 SILENCE_PER_WATCH: Final = 10
@@ -67,6 +69,8 @@ class RunOptions(NamedTuple):
     """The words of `one_of_many`: of one that isn't the first a line is enough."""
     dumps: str
     """A folder of ours for what the ranks leave for the diagnosis, or ""."""
+    remember: bool
+    """Whether the profile of a run that ends well is kept, and a failure compared with it."""
     killed: int
     """`count_oom_kills` before."""
     ignored: Collection[int]
@@ -212,7 +216,9 @@ class _Supervisor:
 
     def _conclude(self, ended: EndedCommand) -> None:
         wanted = os.waitstatus_to_exitcode(ended.status) != 0 and not self._is_end_expected()
-        if not wanted and not self._options.keep:
+        ended_well = ended.status == 0 and not self._asked_to_stop and not self._options.many
+        remembered = self._options.remember and ended_well
+        if not wanted and not remembered and not self._options.keep:
             return
         ended = ended._replace(output=self._output())
         if file := self._options.keep:
@@ -222,6 +228,10 @@ class _Supervisor:
                 self.say(self._messages.not_kept(file.path, error))
         if wanted:
             self._diagnose(ended)
+        elif remembered and ended.is_whole and any(text for _, text in ended.output):
+            diagnosis = self._start_diagnosis(REMEMBERING_SECONDS, remember, ended)
+            self._wait(lambda: diagnosis.code is not None)
+            self._end_diagnosis()
 
     def _is_end_expected(self) -> bool:
         """Whether the user, or what runs the job, has ended the command; or nothing reads its output any more."""
@@ -253,7 +263,14 @@ class _Supervisor:
             self.say(self._messages.diagnosing(ended.status, ended.seconds))
         kept = options.keep.path if options.keep else ""
         diagnosis = self._start_diagnosis(
-            DIAGNOSIS_SECONDS, diagnose, ended, options.many, options.environ, options.killed, kept
+            DIAGNOSIS_SECONDS,
+            diagnose,
+            ended,
+            options.many,
+            options.environ,
+            options.killed,
+            kept,
+            options.remember,
         )
         self._wait(lambda: diagnosis.code is not None)
         if diagnosis.code is None:

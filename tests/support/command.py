@@ -31,4 +31,6 @@ def command(*arguments: str | Path) -> list[str]:
 
 def plain_environ() -> dict[str, str]:
     kept = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV", "CONDA_PREFIX")
-    return {name: os.environ[name] for name in kept if name in os.environ} | {"PYTHONPATH": str(ROOT)}
+    # No folder for state: what one test runs is not to be compared with what another one ran.
+    ours = {"PYTHONPATH": str(ROOT), "XDG_STATE_HOME": "none"}
+    return {name: os.environ[name] for name in kept if name in os.environ} | ours
