@@ -11,7 +11,7 @@ from ddpdoctor.facts.log import LoggedException, LogLine
 from ddpdoctor.logs.analyze.failures import Failure, FailureKind
 from ddpdoctor.logs.analyze.illness_traits import is_grave
 from ddpdoctor.logs.analyze.timeline import Timeline
-from ddpdoctor.logs.exceptions import ENDS_NOTHING, INFORMS, LOGGED, is_bare, short_name
+from ddpdoctor.logs.exceptions import ENDS_NOTHING, is_bare, short_name
 from ddpdoctor.logs.launch_failures import STARTS_AGAIN, gives_up
 from ddpdoctor.logs.parse.exits import RAY_TRAIN
 
@@ -20,17 +20,10 @@ WENT_ON: Final = 3
 OF_A_FOOTER: Final = 60
 """The same where the last ones are what wandb writes at any end, good or bad."""
 OF_CLEARING_UP: Final = 20
-"""The same where a logger told of the error, and the last line of no good end."""
+"""The same where no steps are seen."""
 GIVES_UP_AFTER: Final = 8
 """Lines behind an error by which a launcher gives up over it."""
 _FOOTER: Final = compile_lazily(r"wandb: ")
-_GOOD_END: Final = compile_lazily(
-    r"(?i)\b(?:finish\w*|done|saved?|complet\w*|success\w*|passed|best|final|bye|epoch|step|iter\w*|loss|acc\w*|eval\w*)\b"
-)
-_BAD_END: Final = compile_lazily(
-    r"(?i)\b(?:training|run|job) (?:has )?(?:failed|crashed|aborted)|\b(?:abort\w*|un(?:handled|caught)|shut\w* down|giving up|fatal)\b"
-    r"|\bexception (?:occurred|raised)|\bexit(?:ed|ing)? (?:with |status |code )+[1-9]|\bfailed$|State: FAILED"
-)
 _OF_TORCH: Final = compile_lazily(r"\[[WEF]\d{3,4} |Traceback|  |(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception)\b")
 """What a process writes as it ends."""
 _IN_A_SENTENCE: Final = compile_lazily(
@@ -89,17 +82,9 @@ def _only_announced(failure: Failure, course: Timeline) -> bool:
     if last is None or last.file != failure.over.file:
         return False
     went_on = steps is not None and steps.order > failure.over.order and not _FOOTER.match(steps.text)
-    return last.number + 1 - failure.over.number > (WENT_ON if went_on else _enough(announced, last.text))
-
-
-def _enough(announced: str, last: str) -> int:
-    """Count the lines that show that a run went on of which no steps are seen: one that gives up clears up, too."""
-    if _FOOTER.match(last):
-        return OF_A_FOOTER
-    logged = LOGGED.match(announced) or INFORMS.match(announced)
-    if not logged or (_GOOD_END.search(last) and not _BAD_END.search(f"{announced} {last}")):
-        return WENT_ON
-    return OF_CLEARING_UP
+    # A run that gives up clears up, too.
+    enough = WENT_ON if went_on else OF_A_FOOTER if _FOOTER.match(last.text) else OF_CLEARING_UP
+    return last.number + 1 - failure.over.number > enough
 
 
 def got_over(failure: Failure, course: Timeline) -> bool:
@@ -221,38 +206,29 @@ def _went_on(said: Failure, course: Timeline) -> bool:
         return False
     if _MERELY_TOLD.match(said.line.text):
         return True
-    if last.time is not None and said.line.time is not None and not said.line.lent:
-        return last.time - said.line.time > GONE_ON
     return last.file == said.line.file and last.number - said.line.number > MAX_SAME_LINES * max(
         len(course.log.ranks), 1
     )
 
 
 def _is_behind(failure: Failure, ends: Sequence[Failure], course: Timeline) -> bool:
-    """Whether the run went on for long behind an exception or an end, or its launcher started it again."""
+    """Whether the run went on for long behind an exception, or its launcher started the ranks again."""
     log = course.log
     beside = [end for end in ends if end.line.file == failure.line.file]
-    over = max((table.over for table in beside), key=lambda line: line.order)
+    over = max((end.over for end in beside), key=lambda line: line.order)
     by = {end.exited.said_by for end in ends if end.exited and not end.exited.told_to}
-    if by - {TELLS_OF_EVERY_END, RAY_TRAIN}:
-        return False
-    if not by and failure.raised and _goes_on_alone(failure.raised, over, course):
-        return True
-    restarted = bool(by)
-    silent = log.launcher == TELLS_OF_EVERY_END and not log.exited
-    last = course.latest if restarted or silent else _last_words(failure, course)
-    if last is None or last.order <= over.order:
-        return False
-    if failure.exited and failure.names:
-        return False
-    if restarted:
-        # Of a rank that ended and was started again, the steps behind are of the next attempt.
-        return (
-            log.steps is not None and log.steps.order > over.order and last.order - over.order > LINES_OF_NEXT_ATTEMPT
-        )
+    if by:
+        steps, last = log.steps, course.latest
+        far = steps and last and steps.order > over.order and last.order - over.order > LINES_OF_NEXT_ATTEMPT
+        return by <= {TELLS_OF_EVERY_END, RAY_TRAIN} and bool(far)
     if failure.raised is None:
         return False
-    if silent:
+    if _goes_on_alone(failure.raised, over, course):
+        return True
+    last = _last_words(failure, course)
+    if last is None or last.order <= over.order:
+        return False
+    if log.launcher == TELLS_OF_EVERY_END and not log.exited:
         return _may_be_caught(failure.raised) or _says_more(failure, over, course)
     if not _may_be_caught(failure.raised):
         return False
