@@ -29,8 +29,6 @@ from ddpdoctor.logs.exceptions import is_alike, is_cut, is_of_launcher, kind_of
 from ddpdoctor.logs.launch_failures import TERMINATIONS
 from ddpdoctor.logs.parse.exits import RAY_TRAIN
 
-MAX_LINES_BEFORE: Final = 8
-"""Lines."""
 MAX_LINES_TO_LAUNCHER: Final = 2
 """Lines between an exception without its traceback, and its launcher's word of that."""
 _EXCEPTION: Final = compile_lazily(r"[A-Za-z_][\w.]*(?:Error|Exception): ")
@@ -197,9 +195,8 @@ def _others(lead: Failure, own: Sequence[Failure], course: Timeline) -> tuple[Lo
 
 
 def _outcome(lead: Failure, ranked: Sequence[Ranked], lost: bool) -> RunOutcome:
-    if lead.is_from_outside:
-        return RunOutcome.ILLNESS if _ended_itself(lead, ranked) else RunOutcome.STOPPED
-    if lead.exited and signal_of(lead.exited) in TERMINATIONS and not lost and not lead.signs:
+    told = lead.exited and signal_of(lead.exited) in TERMINATIONS and not lost and not lead.signs
+    if lead.is_from_outside or told:
         return RunOutcome.STOPPED
     if lead.is_ordinary:
         # Of an end without any exception words that only fit an illness tell more than its exit code.
@@ -218,19 +215,6 @@ def _was_ended(lead: Failure, failures: Sequence[Failure]) -> bool:
     ends = [failure.exited for failure in failures if failure.exited and not failure.exited.told_to]
     told = bool(ends) and all(end.exit_code is not None and signal_of(end) in TERMINATIONS for end in ends)
     return told and lead.exited is not None and lead.exited.first
-
-
-def _ended_itself(lead: Failure, ranked: Sequence[Ranked]) -> bool:
-    """Whether it looks like Ctrl-C, and is a library that gives up: OpenBLAS ends a process so."""
-    if lead.raised is None or lead.signs:
-        return False
-    just_before = [
-        seen
-        for candidate in ranked
-        if candidate.place is EvidencePosition.SHORTLY_BEFORE
-        for seen in candidate.sightings
-    ]
-    return any(0 < lead.began.number - match.line.number <= MAX_LINES_BEFORE for match in just_before)
 
 
 def _lost(effects: Sequence[SignMatch]) -> tuple[Suspect, ...]:
@@ -321,8 +305,7 @@ def _late_errors(course: Timeline) -> list[LogLine]:
 def _is_last_of_a_cut(error: LogLine, course: Timeline) -> bool:
     """Whether an exception that is indented is its rank's last line: nothing is left of what it was part of."""
     last = course.last.get(error.rank)
-    same = last is not None and (last.file, last.number) == (error.file, error.number)
-    return same and bool(_EXCEPTION.match(error.text.lstrip()))
+    return last is not None and last.order == error.order and bool(_EXCEPTION.match(error.text.lstrip()))
 
 
 def _ended_by_code(course: Timeline) -> list[LogLine]:

@@ -274,3 +274,11 @@ def test_an_earlier_entry_of_such_a_table_is_not() -> None:
         + CUT_TABLE.replace(": 5 (", ": 4 (").replace("9956", "9955")
     )
     assert [(one.rank, one.first) for one in read(others + "=" * 60).exited] == [(5, False), (4, True)]
+
+
+@pytest.mark.parametrize("line", ["Process finished with exit code 1", "run.sh: exited with status 9"])
+def test_a_log_whose_last_line_tells_a_bad_code_is_not_called_fine(line: str) -> None:
+    verdict = verdict_of(read(f"step 1 loss 0.5\n{line}\n"), catalogue())
+    assert verdict.outcome is RunOutcome.UNRECOGNISED
+    assert verdict.lead
+    assert verdict.lead.text == line
