@@ -37,8 +37,6 @@ MAX_LINES_OF_MESSAGE: Final = 40
 """Lines of a stream behind an exception's name that may still be its message."""
 MAX_LINES_ABOUT_EXIT: Final = 8
 """Lines behind the first of a launcher's words on a process that may still be about it."""
-OF_MORE: Final = ("srun", "kubernetes", "determined")
-"""Where they name no rank, they speak of another launcher, a container or a job, which end so when a rank of theirs has failed."""
 
 _HEADER: Final = "Traceback (most recent call last)"
 _NCCL: Final = compile_lazily(r"(?:\[[^\]]*\] )?(?P<host>[\w.-]+):(?P<pid>\d+):\d+ \[\d+\] ")
@@ -295,18 +293,10 @@ def _speaks_itself(exited: ProcessExit, words: SpokenWords) -> bool:
     return any(is_of(failure.line, exited) for failure in (*words.own, *words.lost))
 
 
-def _is_of_only_one(exited: ProcessExit, words: SpokenWords) -> bool:
-    """Whether in the file of a node's launcher one rank alone raised something, and this one end alone is told, without its rank."""
-    file = exited.line.file
-    ends = [end for end in words.ended if end.line.file == file and end.exited and not end.exited.told_to]
-    ranks = {failure.rank for failure in words.own if failure.line.file == file} - {None}
-    return exited.rank is None and len(ends) == 1 and len(ranks) == 1
-
-
 def _may_be_of(exited: ProcessExit, words: SpokenWords) -> bool:
     """Whether a rank whose own end isn't told raised something, and this end is told without its rank."""
     others = [end.exited for end in words.ended if end.exited and end.exited is not exited]
-    ranks = [failure for failure in words.own if failure.line.rank is not None and not failure.is_effect]
+    ranks = [failure for failure in words.own if failure.line.rank is not None]
     return exited.rank is None and any(not any(is_of(rank.line, other) for other in others) for rank in ranks)
 
 
@@ -317,22 +307,18 @@ def _is_aborted_for_a_loss(exited: ProcessExit, words: SpokenWords) -> bool:
 
 
 def _is_not_heard(exited: ProcessExit, words: SpokenWords) -> bool:
-    """Whether a script that ended itself may have said why elsewhere: nobody's words are in this log, or it is of another launcher."""
-    elsewhere = not (words.own or words.lost) or (exited.said_by in OF_MORE and exited.rank is None)
-    return not signal_of(exited) and elsewhere
+    """Whether a script that ended itself may have said why elsewhere: nobody's words are in this log."""
+    return not signal_of(exited) and not (words.own or words.lost)
 
 
 def _is_among_unlabelled(exited: ProcessExit, words: SpokenWords) -> bool:
     """Whether a script that ended itself may have raised what bears no label."""
-    nobody = [failure for failure in words.own if failure.line.rank is None and failure.line.local_rank is None]
-    codes = [end for end in words.ended if end.exited and not signal_of(end.exited)]
-    doubt = len(nobody) >= len(codes) or not all(failure.is_effect for failure in nobody) or not exited.first
-    return bool(nobody) and not signal_of(exited) and doubt
+    nobody = any(failure.line.rank is None and failure.line.local_rank is None for failure in words.own)
+    return nobody and not signal_of(exited)
 
 
 EXPLANATIONS: Final = (
     LogRule("speaks-itself", "apex-arch-missing/near-miss-torch-itself.log", _speaks_itself),
-    LogRule("only-one-spoke", "user-code-error/sick-two-nodes-cut-off.log", _is_of_only_one),
     LogRule("rank-without-end", "nccl-version-mismatch/sick-torchrun-under-srun.log", _may_be_of),
     LogRule("aborted-for-a-loss", "checkpoint-save-timeout/sick-deepspeed-consolidating.log", _is_aborted_for_a_loss),
     LogRule("not-heard", "container-lost-gpu/sick-nvidia-smi.log", _is_not_heard),
