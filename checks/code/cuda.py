@@ -69,6 +69,8 @@ def cuda_illegal_access(log: Log, seen: Sequence[SignMatch]) -> Finding:
                 ("AMD_SERIALIZE_KERNEL=3 torchrun --nproc-per-node=1 train.py",),
             ),
             Fix("See whether the driver logged a fault of the GPU", ("sudo dmesg -T | grep -i amdgpu",)),
+            cause="An index past the end of an array, in the script's own kernel or one of an extension, or memory that was freed while it"
+            " was in use. Rarely it is a fault of the GPU: then the kernel's log has lines of amdgpu before it.",
         )
     return Finding.of(
         "A CUDA kernel accessed memory that isn't its own: an illegal memory access was encountered",

@@ -119,4 +119,6 @@ def _how_it_shows(seen: Sequence[SignMatch], function: str) -> str:
         return "The gradients overflow in fp16 at any loss scale: the loss diverged or became NaN"
     if word(seen, "sampled"):
         return "The model's output is NaN or infinite: its weights may have become NaN in training"
-    return "The gradients became NaN" if word(seen, "norm") else "The loss became NaN"
+    if word(seen, "norm"):
+        return "The gradients became NaN"
+    return "The loss became infinite" if all("infinite" in match.words for match in seen) else "The loss became NaN"

@@ -13,7 +13,7 @@ from ddpdoctor.logs.analyze.illness_traits import is_grave
 from ddpdoctor.logs.analyze.timeline import Timeline
 from ddpdoctor.logs.exceptions import ENDS_NOTHING, is_bare, short_name
 from ddpdoctor.logs.launch_failures import STARTS_AGAIN, gives_up
-from ddpdoctor.logs.parse.exits import RAY_TRAIN
+from ddpdoctor.logs.parse.exits import ANYBODY, RAY_TRAIN
 
 WENT_ON: Final = 3
 """Lines behind such a traceback by which the run shows that it goes on."""
@@ -220,7 +220,7 @@ def _is_behind(failure: Failure, ends: Sequence[Failure], course: Timeline) -> b
     if by:
         steps, last = log.steps, course.latest
         far = steps and last and steps.order > over.order and last.order - over.order > LINES_OF_NEXT_ATTEMPT
-        return by <= {TELLS_OF_EVERY_END, RAY_TRAIN} and bool(far)
+        return by <= {TELLS_OF_EVERY_END, RAY_TRAIN, ANYBODY} and bool(far)
     if failure.raised is None:
         return False
     if _goes_on_alone(failure.raised, over, course):

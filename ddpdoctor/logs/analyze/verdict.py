@@ -35,8 +35,8 @@ _EXCEPTION: Final = compile_lazily(r"[A-Za-z_][\w.]*(?:Error|Exception): ")
 _TRIES_ON: Final = compile_lazily(r"(?:.{0,160}?[ :])?\[W[\d ]|.{0,200}? NCCL INFO .*, retrying$")
 """A warning of torch's, or NCCL's word on a try that another one follows."""
 _COMPLETE: Final = compile_lazily(r"(?i)\btraining (?:(?:run|is|was|has) ){0,2}(?:completed?|finished|done)\b")
-_EXIT_CODE: Final = compile_lazily(
-    r"(?i)\bexit(?:ed|ing)?(?: with)?[ _-](?:code|status)(?: is| was)?[ :=]{1,3}[1-9]\d{0,2}\W*$"
+_ENDS_BADLY: Final = compile_lazily(
+    r"(?i:\bexit(?:ed|ing)?(?: with)?[ _-](?:code|status)(?: is| was)?[ :=]{1,3}[1-9]\d{0,2}\W*$)|^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)$"
 )
 _INCOMPLETE: Final = compile_lazily(r"(?i)\b(?:not|never|no|abnormally|with|errors?|fail\w*|early)\b|n't\b")
 """What makes of a training's last words another end."""
@@ -308,10 +308,10 @@ def _is_last_of_a_cut(error: LogLine, course: Timeline) -> bool:
     return last is not None and last.order == error.order and bool(_EXCEPTION.match(error.text.lstrip()))
 
 
-def _ended_by_code(course: Timeline) -> list[LogLine]:
-    """The log's last line, where it says with which code something ended, and that code is none of a good end."""
+def _ended_badly(course: Timeline) -> list[LogLine]:
+    """The log's last line, where it is an exception's name alone, or says with which code something ended, and none of a good end."""
     last = course.latest
-    return [last] if last is not None and _EXIT_CODE.search(last.text) else []
+    return [last] if last is not None and _ENDS_BADLY.search(last.text) else []
 
 
 def _said_before(course: Timeline, lead: Failure | None = None) -> tuple[LogLine, ...]:
@@ -341,7 +341,7 @@ def _without_cause(effects: tuple[SignMatch, ...], course: Timeline) -> LogVerdi
     """Judge a log in which there are only effects, or errors that no sign knows, or nothing."""
     log, failures = course.log, course.failures
     if not failures:
-        errors = _last_errors(course) or _ended_by_code(course)
+        errors = _last_errors(course) or _ended_badly(course)
         lead = errors[0] if errors else None
         return LogVerdict(
             outcome=RunOutcome.UNRECOGNISED if lead else RunOutcome.NOTHING,

@@ -19,6 +19,8 @@ _CUT_NAMES: Final = ("ror: ", "ption: ")
 """Ends of the names of exceptions, where a limit on what is kept has cut a line within them."""
 _QUOTED: Final = ("Error('", 'Error("', "Exception('", 'Exception("')
 """An exception as Python shows it within another text, a logger's field mostly."""
+_GOT_OVER: Final = r"(?i:\b(?:warn|skip|ignor|retr|caught|except|rais|return))"
+"""Of an exception that is shown within a line: what was done about it, or that it is code."""
 _LEVELS: Final = tuple(
     form.format(level)
     for level in ("error", "fatal", "critical", "panic")
@@ -82,6 +84,7 @@ _INFORMS: Final = re.compile(
 """Host, program and PID may stand before the level, as syslog has them."""
 
 
+_NO_NUMBER: Final = re.compile(r"(?i)(?:loss|norm)\w*['\"]?[ :=|]{1,3}['\"]?nan\b")
 _GRAVE: Final = ("NCCL INFO", "NCCL DIAG", "OVERFLOW! ")
 _GLOG: Final = re.compile(
     r"(?:\[[EF](?:\d{3,4} \d\d:\d\d:\d\d\.\d+ +(?:\d+ )?| )|(?<![\w.-])[EF]\d{4} \d\d:\d\d:\d\d\.\d+ +(?:\d+ )?)"
@@ -117,7 +120,7 @@ def _pattern(word: str) -> re.Pattern[str]:
     if word in _CUT_NAMES:
         return re.compile(rf"^(?:r?ror|E?xception|c?eption|ption): (?=\S){_NO_FIGURE}")
     if word in _QUOTED:
-        return re.compile(rf"(?<![\w.])(?:[A-Za-z_]\w*\.)*[A-Z]\w*{re.escape(word)}")
+        return re.compile(rf"^(?!.*{_GOT_OVER}).*?(?<![\w.])(?:[A-Za-z_]\w*\.)*[A-Z]\w*{re.escape(word)}")
     if word in _LEVELS:
         return re.compile(rf"(?<![\w-]){re.escape(word)}(?![\w-])")
     if word == "Killed":
@@ -156,5 +159,6 @@ def is_name_alone(text: str) -> bool:
 
 def only_informs(text: str) -> bool:
     """Whether a logger says it as information: what is in it was expected. What NCCL and torch inform of may be a failure, and so may be the
-    loss scale that DeepSpeed lowers."""
-    return bool(_INFORMS.match(text)) and not any(word in text for word in _GRAVE) and "torch" not in text[:120]
+    loss scale that DeepSpeed lowers, and a loss that is no number."""
+    grave = any(word in text for word in _GRAVE) or "torch" in text[:120] or _NO_NUMBER.search(text)
+    return not grave and bool(_INFORMS.match(text))

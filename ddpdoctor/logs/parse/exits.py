@@ -14,7 +14,7 @@ from ddpdoctor.logs.parse.mentions import mentioned
 
 SIGNALS: Final = {
     "Hangup": 1, "Interrupt": 2, "Quit": 3, "Illegal instruction": 4, "Trace/breakpoint trap": 5, "Aborted": 6, "Bus error": 7,
-    "Floating point exception": 8, "Killed": 9, "Segmentation fault": 11, "Broken pipe": 13, "Terminated": 15, "Out Of Memory": 9,
+    "Floating point exception": 8, "Killed": 9, "killed": 9, "Segmentation fault": 11, "Broken pipe": 13, "Terminated": 15, "Out Of Memory": 9,
     "SIGHUP": 1, "SIGINT": 2, "SIGQUIT": 3, "SIGILL": 4, "SIGTRAP": 5, "SIGABRT": 6, "SIGBUS": 7, "SIGFPE": 8, "SIGKILL": 9,
     "SIGSEGV": 11, "SIGPIPE": 13, "SIGTERM": 15,
 }  # fmt: skip
@@ -22,6 +22,8 @@ SIGNALS: Final = {
 LIGHTNING: Final = "lightning"
 """It labels the line with the rank that ended."""
 RAY_TRAIN: Final = "Ray Train"
+ANYBODY: Final = "the log"
+"""Who tells of a code that no launcher's form has."""
 _NOTICED: Final = " noticed that process rank "
 """mpirun only tells of the first."""
 
@@ -94,10 +96,11 @@ _SAID: Final = {
         (" exitCode: ", r"Error pod {host} container \S+ exitCode: {failure}\b"),
         *(
             (status, rf"^(?:(?:[\w-]+ +)?(?P<hosts>[a-z0-9][a-z0-9.-]*) +)?\d+/\d+ +(?P<error>(?:Init:)?{status.strip()}) +\d")
-            for status in ("CrashLoopBackOff", "     Error    ", " Init:Error ")
+            for status in ("CrashLoopBackOff", "     Error    ", " Init:Error ", "   Evicted   ")
         ),
         ("command terminated with exit code ", r"command terminated with exit code {code}"),
         (" replica(s) failed", r"\b\w+Job \S+ is (?P<error>(?:failed|restarting) because \d+ \w+ replica\(s\) failed)\."),
+        ("BackoffLimitExceeded", r"(?P<error>BackoffLimitExceeded)\b.{0,80}reached the specified backoff limit"),
         ("Exit Code: ", r"^ +Exit Code: +{failure}\s*$"),
     ),
     # It describes a worker where that one is dead, or hangs and is taken for dead.
@@ -118,11 +121,22 @@ _SAID: Final = {
         ("Exited with exit code ", r"^Exited with exit code {failure}\.$"),
         ("Exited by signal ", r"^Exited by signal {number}\.$"),
     ),
+    "systemd": (
+        (": Main process exited, code=", r"exited, code=(?:killed|dumped), status={number}/"),
+        (": Main process exited, code=", r"exited, code=exited, status={failure}/"),
+    ),
+    "HTCondor": (
+        ("Abnormal termination (signal ", r"^\s*\(0\) Abnormal termination \(signal {number}\)"),
+        ("Normal termination (return value ", r"^\s*\(1\) Normal termination \(return value {failure}\)"),
+    ),
     "GitHub Actions": (("Process completed with exit code ", r"^(?:##\[error\]|Error: )Process completed with exit code {failure}\."),),
     "docker": ((" exited with code ", r"^(?:[Cc]ontainer )?(?:(?P<hosts>\w+[-_][\w.-]+)|\w+) exited with code {failure}(?: \(restarting\))?$"),),
     "multiprocessing": ((" stopped exitcode=", r"^<\w*Process.{0,200} stopped exitcode=(?:-{signal}|{failure})\b"),),
     "shell": (
         (": line ", r": line \d+: +{pid} {signal}\b"),
+        (" Exit ", r"^\[\d+\][+-]? +Exit {failure} +\S"),
+        (" killed ", r"^\[\d+\] +(?:[+-] +)?{pid} {signal} +\S"),
+        ("Killed: ", r"^(?:\S+: line \d+: +\d+ )?Killed: {number}\b"),
         ("Command terminated by signal ", r"^Command terminated by signal {number}$"),
         ("Command exited with non-zero status ", r"^Command exited with non-zero status {failure}$"),
     ),
@@ -139,13 +153,16 @@ _BY_LITERAL: Final = {
     literal: tuple(form for form in _FORMS if form.literal == literal) for literal in {form.literal for form in _FORMS}
 }
 _FATAL: Final = re.compile(
-    r"(?<![A-Za-z])(?:[Ee]xit(?:ed|s|ing)?(?: with)?[ _-]?(?:code|status)|[Rr]eturn[ _-]?code)['\"]?(?: is| was| of)?(?: ?[:=(])? ?"
-    + _PARTS["fatal"]
+    r"(?<![A-Za-z])(?:(?:[Ee]xit(?:ed|s|ing)?|terminated|finished|failed)(?: with)?[ _-]?(?:code|status)|[Rr]eturn[ _-]?code)"
+    r"['\"]?(?: is| was| of)?[ :=(]{0,12}" + _PARTS["fatal"]
 )
 """That a process ended by a signal, in the words of whoever started it: no run that goes well has such a code."""
-_OF_ANYBODY: Final = _Form("", _FATAL, "the log")
+_OF_ANYBODY: Final = _Form("", _FATAL, ANYBODY)
 OF_A_LOADER: Final = "DataLoader worker"
-_CODES: Final = ("xit code", "xitcode", "xit_code", "xit status", "xit with code", "returncode", "eturn code")
+_CODES: Final = (
+    *(f"{end}{between}{word}" for end in ("xit", "ed") for between in (" ", " with ") for word in ("code", "status")),
+    *("xitcode", "xit_code", "xit_status", "returncode", "eturn code"),
+)
 LITERALS: Final = (*_BY_LITERAL, *_CODES)
 
 
