@@ -159,12 +159,8 @@ def is_of_parent(raised: LoggedException) -> bool:
     """Whether it is of a process that was being started, and got no more from the one that started it: that one failed, or ended."""
     if short_name(raised.exception) not in ("EOFError", "UnpicklingError") or not raised.frames:
         return False
-    if raised.exception.endswith("UnpicklingError") and "truncated" not in raised.message:
-        return False
-    last = raised.frames[-1]
     # Where two processes' tracebacks are mixed, only the call itself tells.
-    started = with_slashes(last.path).endswith("multiprocessing/spawn.py") and last.function in ("_main", "spawn_main")
-    return started or "reduction.pickle.load(from_parent)" in last.code
+    return "reduction.pickle.load(from_parent)" in raised.frames[-1].code
 
 
 def is_of_peers(raised: LoggedException) -> bool:
@@ -260,12 +256,14 @@ _OF_A_PART: Final = compile_lazily(
     r"Exception in thread \S|Process [\w-]+-\d+(?::\d+)*:$|(?:Task|Future) exception was never retrieved"
 )
 """A thread, a task or a process of the script ends by it, and the script itself may go on."""
-LOGGED: Final = compile_lazily(
-    r"[^A-Za-z]{0,40}(?:[A-Za-z][\w.]{0,59}(?![\w.])[^A-Za-z]{1,20}){0,2}(?:ERROR|WARNING|WARN)(?![A-Za-z_])"
-)
+NAMED: Final = compile_lazily(r"[A-Za-z_][\w.]*(?:Error|Exception)(?::|$)")
+"""The line of an exception, by its name."""
+LEVEL: Final = r"[^A-Za-z]{0,40}(?:[A-Za-z][\w.]{0,59}(?![\w.])[^A-Za-z]{1,20}){0,2}"
+"""What stands before the level that a logger puts before its message: clocks, brackets, its name."""
+LOGGED: Final = compile_lazily(rf"{LEVEL}(?:ERROR|WARNING|WARN)(?![A-Za-z_])")
 """What `logging.exception` writes before the traceback of an exception that the script has caught."""
 INFORMS: Final = compile_lazily(
-    r"[^A-Za-z]{0,40}(?:[A-Za-z][\w.]{0,59}(?![\w.])[^A-Za-z]{1,20}){0,2}(?:INFO|DEBUG)(?![A-Za-z_])"
+    rf"{LEVEL}(?:INFO|DEBUG)(?![A-Za-z_])"
     r"(?=.*(?i:\b(?:fail\w*|fallback|fall\w* back|could ?n[o']t|cannot|can't|not (?:there|usable|found|available|installed|supported)"
     r"|unavailable|missing|skip\w*|ignor\w+|without|disabled|retr(?:y|ies|ying)|error|exception)\b))"
 )

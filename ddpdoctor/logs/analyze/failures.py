@@ -18,6 +18,7 @@ from ddpdoctor.logs.analyze.endings import ABORT, endings, same_process, signal_
 from ddpdoctor.logs.analyze.false_positives import real_sightings
 from ddpdoctor.logs.analyze.rules import LogRule
 from ddpdoctor.logs.exceptions import (
+    NAMED,
     is_cut,
     is_from_outside,
     is_mistake,
@@ -40,8 +41,6 @@ MAX_LINES_ABOUT_EXIT: Final = 8
 
 _HEADER: Final = "Traceback (most recent call last)"
 _NCCL: Final = compile_lazily(r"(?:\[[^\]]*\] )?(?P<host>[\w.-]+):(?P<pid>\d+):\d+ \[\d+\] ")
-_EXCEPTION: Final = compile_lazily(r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception): ")
-"""Of a rank's own, whose traceback isn't in the log."""
 _SKIPS: Final = compile_lazily(r"(?i)\bskip(?:s|ping|ped)? (?:this |the |that |current )*(?:(?:mini-?)?batch|sample)\b")
 
 
@@ -163,7 +162,7 @@ def failures_of(log: Log, catalogue: Catalogue) -> list[Failure]:
         if not all(_was_skipped(match, log) for match in matches)
     ]
     own = [failure for failure in raised if not failure.raises(is_of_launcher)]
-    words = SpokenWords(own + [failure for failure in said if _EXCEPTION.match(failure.line.text)], said, ended)
+    words = SpokenWords(own + [failure for failure in said if NAMED.match(failure.line.text)], said, ended)
     ended = [
         msgspec.structs.replace(failure, explained=any(rule(failure.exited, words) for rule in EXPLANATIONS))
         for failure in ended

@@ -7,7 +7,6 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.facts.log import Log, LogLine, ProcessExit
 from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.logs.analyze.endings import CRASHES, KILL, only, signal_of
@@ -16,7 +15,7 @@ from ddpdoctor.logs.analyze.illness_traits import names_speaker
 from ddpdoctor.logs.analyze.order import lead_of
 from ddpdoctor.logs.analyze.rules import LogRule
 from ddpdoctor.logs.analyze.timeline import Timeline
-from ddpdoctor.logs.exceptions import is_of_launcher, is_within_launcher
+from ddpdoctor.logs.exceptions import NAMED, is_of_launcher, is_within_launcher
 
 OF_ITS_OWN: Final = "mp.spawn"
 """It numbers the processes of one host, and tells of the one that failed first."""
@@ -29,7 +28,6 @@ MAX_LINES_OF_MESSAGE: Final = 5
 """Lines behind an exception; its message may have some of its own."""
 MAX_LINES_TO_TRACEBACK: Final = 2
 """Lines between a launcher's word on an end and the traceback that it prints of it."""
-_EXCEPTION: Final = compile_lazily(r"[A-Za-z_][\w.]*(?:Error|Exception)(?::|$)")
 
 
 def with_rank(failure: Failure, course: Timeline) -> LogLine:
@@ -265,7 +263,7 @@ def _of_who_fell_first(failure: Failure, course: Timeline) -> ProcessExit | None
         failure
         for failure in course.failures
         if failure.rank is not None
-        and (failure.raised or (failure.kind is FailureKind.SAID and _EXCEPTION.match(failure.line.text)))
+        and (failure.raised or (failure.kind is FailureKind.SAID and NAMED.match(failure.line.text)))
         and not (failure.is_effect or failure.is_from_outside or course.far(line, failure.began))
         and failure.began.order > line.order
         and line.host in ("", failure.line.host or hosts.get(failure.rank) or line.host)

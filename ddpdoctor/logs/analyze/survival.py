@@ -11,7 +11,7 @@ from ddpdoctor.facts.log import LoggedException, LogLine
 from ddpdoctor.logs.analyze.failures import Failure, FailureKind
 from ddpdoctor.logs.analyze.illness_traits import is_grave
 from ddpdoctor.logs.analyze.timeline import Timeline
-from ddpdoctor.logs.exceptions import ENDS_NOTHING, is_bare, short_name
+from ddpdoctor.logs.exceptions import ENDS_NOTHING, LEVEL, NAMED, is_bare, short_name
 from ddpdoctor.logs.launch_failures import STARTS_AGAIN, gives_up
 from ddpdoctor.logs.parse.exits import ANYBODY, RAY_TRAIN
 
@@ -48,10 +48,9 @@ MAX_LINES_OF_MESSAGE: Final = 5
 LINES_OF_NEXT_ATTEMPT: Final = 12
 """Lines behind an attempt that failed, by which it shows that another one goes on; a traceback of the launcher's isn't among them."""
 _MERELY_TOLD: Final = compile_lazily(
-    r"\[W|.{0,200}? NCCL INFO |\S.{0,300}: \w*Warning: |[^A-Za-z]{0,40}(?:[A-Za-z][\w.]{0,59}(?![\w.])[^A-Za-z]{1,20}){0,2}(?:WARNING|WARN|INFO|DEBUG)(?![A-Za-z_])"
+    r"\[W|.{0,200}? NCCL INFO |\S.{0,300}: \w*Warning: |" + LEVEL + r"(?:WARNING|WARN|INFO|DEBUG)(?![A-Za-z_])"
 )
 """Warnings and notices, of torch, NCCL, Python and loggers."""
-_EXCEPTION: Final = compile_lazily(r"[A-Za-z_][\w.]*(?:Error|Exception)(?::|$)")
 _ENDS_ITS_PROCESS: Final = compile_lazily(
     r"Fatal Python error|terminate called|core dumped|[Ww]atchdog|Segmentation fault|received by PID"
 )
@@ -148,7 +147,7 @@ def ended_well(course: Timeline) -> bool:
         if any(UNCAUGHT in error.text for error in log.errors):
             return False
         fell = any(failure.effects for failure in failures) or _fell(failures, course)
-        fell |= any(_EXCEPTION.match(failure.line.text) and not _went_on(failure, course) for failure in failures)
+        fell |= any(NAMED.match(failure.line.text) and not _went_on(failure, course) for failure in failures)
         return bool(failures or announced) and not fell
     last = max(end.over.order for end in ends)
     if _fell(

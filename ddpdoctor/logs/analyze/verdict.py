@@ -25,13 +25,12 @@ from ddpdoctor.logs.analyze.suspects import MAX_SUSPECTS, EvidencePosition, Rank
 from ddpdoctor.logs.analyze.suspects import Suspect as Suspect
 from ddpdoctor.logs.analyze.timeline import Timeline, says_much
 from ddpdoctor.logs.analyze.timeouts import hypotheses
-from ddpdoctor.logs.exceptions import is_alike, is_cut, is_of_launcher, kind_of
+from ddpdoctor.logs.exceptions import NAMED, is_alike, is_cut, is_of_launcher, kind_of
 from ddpdoctor.logs.launch_failures import TERMINATIONS
 from ddpdoctor.logs.parse.exits import RAY_TRAIN
 
 MAX_LINES_TO_LAUNCHER: Final = 2
 """Lines between an exception without its traceback, and its launcher's word of that."""
-_EXCEPTION: Final = compile_lazily(r"[A-Za-z_][\w.]*(?:Error|Exception): ")
 _TRIES_ON: Final = compile_lazily(r"(?:.{0,160}?[ :])?\[W[\d ]|.{0,200}? NCCL INFO .*, retrying$")
 """A warning of torch's, or NCCL's word on a try that another one follows."""
 _COMPLETE: Final = compile_lazily(r"(?i)\btraining (?:(?:run|is|was|has) ){0,2}(?:completed?|finished|done)\b")
@@ -259,7 +258,7 @@ def _only_ended(failures: Sequence[Failure], course: Timeline) -> LogVerdict:
         process_exit.line for process_exit in course.log.exited if process_exit.line.file == failures[0].line.file
     ]
     line = _just_before(min(told_of, key=lambda line: line.order), course)
-    if line is None and first.exited and first.exited.first and _EXCEPTION.match(first.exited.error):
+    if line is None and first.exited and first.exited.first and NAMED.match(first.exited.error):
         line = msgspec.structs.replace(first.line, text=first.exited.error)
     if line:
         lead = with_rank(msgspec.structs.replace(first, line=line), course)
@@ -285,7 +284,7 @@ def _just_before(end: LogLine, course: Timeline) -> LogLine | None:
         for late_error in _late_errors(course)
         if late_error.file == end.file and 0 < end.number - late_error.number <= MAX_LINES_TO_LAUNCHER
     ]
-    return next((log_line for log_line in reversed(near) if _EXCEPTION.match(log_line.text)), None)
+    return next((log_line for log_line in reversed(near) if NAMED.match(log_line.text)), None)
 
 
 def _last_errors(course: Timeline) -> list[LogLine]:
@@ -305,7 +304,7 @@ def _late_errors(course: Timeline) -> list[LogLine]:
 def _is_last_of_a_cut(error: LogLine, course: Timeline) -> bool:
     """Whether an exception that is indented is its rank's last line: nothing is left of what it was part of."""
     last = course.last.get(error.rank)
-    return last is not None and last.order == error.order and bool(_EXCEPTION.match(error.text.lstrip()))
+    return last is not None and last.order == error.order and bool(NAMED.match(error.text.lstrip()))
 
 
 def _ended_badly(course: Timeline) -> list[LogLine]:

@@ -8,7 +8,7 @@ from functools import cache
 from itertools import islice, product
 from typing import Final
 
-from ddpdoctor.logs.exceptions import LAST_ERROR
+from ddpdoctor.logs.exceptions import LAST_ERROR, LEVEL
 from ddpdoctor.logs.launch_failures import BESIDE_GIVING_UP, GIVES_UP, SSH_FAILURES, STARTS_AGAIN
 
 _GLOG_WORDS: Final = (*map("".join, product(("[E", "[F"), " 0123456789")), "torch/distributed/")
@@ -73,9 +73,7 @@ _NO_LOST_STORE: Final = r" (?!(?:recv|send)Bytes |doWait )"
 
 _OF_EXCEPTIONS: Final = (*_NAMES, *_QUOTED, "error:", "[Errno ")
 """What a programme also writes of an exception that it has caught."""
-_MERELY_WARNS: Final = re.compile(
-    r"[^A-Za-z]{0,40}(?:[A-Za-z][\w.]{0,59}(?![\w.])[^A-Za-z]{1,20}){0,2}(?:WARNING|WARN|INFO|DEBUG)(?![A-Za-z_])"
-)
+_MERELY_WARNS: Final = re.compile(rf"{LEVEL}(?:WARNING|WARN|INFO|DEBUG)(?![A-Za-z_])")
 """The level that a logger puts before its message; NCCL's WARN is an error, and stands further on."""
 
 _INFORMS: Final = re.compile(
@@ -100,7 +98,7 @@ _EXCEPTION: Final = re.compile(r"Traceback \(most|[A-Za-z_][\w.]*(?:Error|Except
 MAX_LINES_LEFT: Final = 8
 """Lines that are left of a traceback, where most of them were cut out."""
 _CONTINUES: Final = re.compile(
-    r"[^A-Za-z]{0,40}(?:[A-Za-z][\w.]{0,59}(?![\w.])[^A-Za-z]{1,20}){0,2}(?:ERROR|CRITICAL|FATAL)\b"
+    LEVEL + r"(?:ERROR|CRITICAL|FATAL)\b"
     r"(?:[^\]]{1,80}:\d{1,6}\] {2,}\S|(?:[\s|:-]{1,5}\w{1,20})?[\s|:-]{1,5}[╭│╰](?!.*(?:❱|\.py:\d)))"
 )
 """A logger's level before a traceback's code, or before what rich draws: only its frames tell something."""
