@@ -31,6 +31,7 @@ from ddpdoctor.logs.exceptions import (
     says_nothing,
 )
 from ddpdoctor.logs.launch_failures import TERMINATIONS, attempt_of_file
+from ddpdoctor.logs.parse.labels import process_of
 
 SHORTENED: Final = "HYDRA_FULL_ERROR"
 """In hydra's last line, behind whatever exception; where there is none, the configuration could not be put together."""
@@ -40,7 +41,6 @@ MAX_LINES_ABOUT_EXIT: Final = 8
 """Lines behind the first of a launcher's words on a process that may still be about it."""
 
 _HEADER: Final = "Traceback (most recent call last)"
-_NCCL: Final = compile_lazily(r"(?:\[[^\]]*\] )?(?P<host>[\w.-]+):(?P<pid>\d+):\d+ \[\d+\] ")
 _SKIPS: Final = compile_lazily(r"(?i)\bskip(?:s|ping|ped)? (?:this |the |that |current )*(?:(?:mini-?)?batch|sample)\b")
 
 
@@ -326,16 +326,10 @@ EXPLANATIONS: Final = (
 """By what a rank itself says why it ended, or it can't be known that it didn't."""
 
 
-def process_of(line: LogLine) -> tuple[str, str] | None:
-    """Read the host and the pid that NCCL writes before its lines."""
-    found = _NCCL.match(line.text)
-    return (found["host"], found["pid"]) if found else None
-
-
 def is_of_process(line: LogLine, exited: ProcessExit) -> bool:
     """Whether it is a line of NCCL's, of the process that a launcher tells the end of."""
-    process = process_of(line)
-    return process is not None and str(exited.pid) == process[1] and exited.host in ("", process[0])
+    process = process_of(line.text)
+    return process is not None and exited.pid == process[1] and exited.host in ("", process[0])
 
 
 def is_of(line: LogLine, exited: ProcessExit) -> bool:

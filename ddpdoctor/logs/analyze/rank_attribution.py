@@ -10,12 +10,13 @@ import msgspec
 from ddpdoctor.facts.log import Log, LogLine, ProcessExit
 from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.logs.analyze.endings import CRASHES, KILL, only, signal_of
-from ddpdoctor.logs.analyze.failures import Failure, FailureKind, is_of_process, process_of
+from ddpdoctor.logs.analyze.failures import Failure, FailureKind, is_of_process
 from ddpdoctor.logs.analyze.illness_traits import names_speaker
 from ddpdoctor.logs.analyze.order import lead_of
 from ddpdoctor.logs.analyze.rules import LogRule
 from ddpdoctor.logs.analyze.timeline import Timeline
 from ddpdoctor.logs.exceptions import NAMED, is_of_launcher, is_within_launcher
+from ddpdoctor.logs.parse.labels import process_of
 
 OF_ITS_OWN: Final = "mp.spawn"
 """It numbers the processes of one host, and tells of the one that failed first."""
@@ -136,8 +137,8 @@ def _of_who_repeats_it(failure: Failure, course: Timeline) -> ProcessExit | None
     if not _is_nobodys(line) or failure.exited:
         return None
     heard = _heard(course.log)
-    process = process_of(line)
-    own = [log_line.text for log_line in heard if process and process_of(log_line) == process]
+    process = process_of(line.text)
+    own = [log_line.text for log_line in heard if process and process_of(log_line.text) == process]
     words = {text.rpartition(_WARNS)[2] for text in (line.text, *own) if _WARNS in text}
     if failure.raised:
         words.add(failure.raised.message)
@@ -256,7 +257,7 @@ def _of_who_was_killed(failure: Failure, course: Timeline) -> ProcessExit | None
 def _of_who_fell_first(failure: Failure, course: Timeline) -> ProcessExit | None:
     """Attribute a line of nobody's, as the kernel's, to the rank that fell first behind it."""
     line = failure.line
-    if failure.kind is not FailureKind.SAID or not _is_nobodys(line) or process_of(line):
+    if failure.kind is not FailureKind.SAID or not _is_nobodys(line) or process_of(line.text):
         return None
     hosts = {ending.rank: ending.host for ending in course.ends}
     fell = [

@@ -54,7 +54,6 @@ class Timeline:
             if failure.kind is FailureKind.RAISED and not failure.is_effect and not failure.is_from_outside
         ]
         self._ranks = max(len(log.ranks), 1)
-        self._ends = [failure.line for failure in failures if failure.kind is FailureKind.ENDED]
         self.first = [failure.exited for failure in failures if failure.exited and failure.exited.first]
         times = [process_exit.time for process_exit in self.first if process_exit.time is not None]
         self._first_end = min(times) if len(times) == len(self.first) > 1 else None
@@ -101,14 +100,7 @@ class Timeline:
                 follower for follower in later if follower.is_ordinary and follower.began.number > failure.line.number
             ]
             return gone_on or any(says_much(follower) or self.far(failure.line, follower.began) for follower in own)
-        # An exception that was caught, unless the launcher started the rank again after it.
-        return any(
-            self.far(failure.line, follower.began) and not self._ended_between(failure.line, follower.began)
-            for follower in later
-        )
-
-    def _ended_between(self, one: LogLine, later: LogLine) -> bool:
-        return any(end.file != one.file or one.number <= end.number <= later.number for end in self._ends)
+        return any(self.far(failure.line, follower.began) for follower in later)
 
     def ended_first(self, failure: Failure) -> bool:
         """Whether the launcher saw that rank end first; of several nodes' launchers each only knows its own ranks."""
