@@ -51,7 +51,7 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True):
 class SignMatch(msgspec.Struct, frozen=True, kw_only=True):
     """A sign of an illness, where one rank said it first. words: the named groups of the sign's pattern.
 
-    quoted: the line only mentions it (a comment, a README that was printed, a test's name): it proves nothing.
+    quoted: the line only mentions it (a comment, a line of code, a commit's title, a test's name): it proves nothing.
     before, after: neighbours of the same stream, for the reader. beside: the line with the sign's second text, without which it would not count.
     """
 

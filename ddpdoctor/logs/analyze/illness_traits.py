@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from typing import Final
 
 from ddpdoctor.base.findings import FAIL
+from ddpdoctor.base.log_signs import LogSign
 from ddpdoctor.engine.registry import Catalogue, Check
 
 BETWEEN_RANKS = frozenset({"meeting", "fleet", "hang", "rdma"})
@@ -18,9 +20,7 @@ MEETING = "join"
 def is_grave(catalogue: Catalogue, slug: str, sign: str = "") -> bool:
     """Whether it stops a training; sign: whether these words of it are those of one that has ended."""
     known = catalogue.get(slug)
-    if known is None or known.severity is FAIL:
-        return True
-    return bool(sign) and any(log_sign.fatal for log_sign in catalogue.signs_of(known) if log_sign.text == sign)
+    return known is None or known.severity is FAIL or any(said.fatal for said in _signs_of(catalogue, slug, sign))
 
 
 def is_about_others(catalogue: Catalogue, slug: str) -> bool:
@@ -53,17 +53,18 @@ def is_of_host(catalogue: Catalogue, slug: str) -> bool:
 @cache
 def is_certain(catalogue: Catalogue, slug: str, sign: str) -> bool:
     """Whether that sign counts only with another text near it: it says more than the same text by itself."""
-    known = catalogue.get(slug)
-    return known is not None and any(log_sign.near for log_sign in catalogue.signs_of(known) if log_sign.text == sign)
+    return any(said.near for said in _signs_of(catalogue, slug, sign))
 
 
 @cache
 def names_speaker(catalogue: Catalogue, slug: str, sign: str) -> bool:
     """Whether the word `rank` of that sign is the rank that says it."""
+    return any(said.names_speaker for said in _signs_of(catalogue, slug, sign))
+
+
+def _signs_of(catalogue: Catalogue, slug: str, text: str) -> Iterator[LogSign]:
     known = catalogue.get(slug)
-    return known is not None and any(
-        log_sign.names_speaker for log_sign in catalogue.signs_of(known) if log_sign.text == sign
-    )
+    return (sign for sign in (catalogue.signs_of(known) if known else ()) if sign.text == text)
 
 
 def by_log_alone(check: Check) -> bool:
