@@ -129,9 +129,14 @@ def failures_of(log: Log, catalogue: Catalogue) -> list[Failure]:
     chains = list(_chains(exception for exception in log.raised if exception not in again))
     raised: list[Failure] = []
     taken: set[int] = set()
+    of_stream: dict[object, list[SignMatch]] = {}
+    for match in real:
+        of_stream.setdefault(match.line.stream, []).append(match)
     for chain, until in chains:
         within = [
-            match for match in real if _is_within(match, chain, until) and not _is_behind_rows(match, chain, log.exited)
+            match
+            for match in of_stream.get(chain[-1].line.stream, ())
+            if _is_within(match, chain, until) and not _is_behind_rows(match, chain, log.exited)
         ]
         if not is_from_outside(_root(chain)):
             # Behind an exception it is another's word, mostly a launcher's on what came of it.
@@ -245,9 +250,8 @@ def _root(chain: Sequence[LoggedException]) -> LoggedException:
 
 
 def _is_within(seen: SignMatch, chain: Sequence[LoggedException], until: int) -> bool:
+    """Whether words of the same stream stand in a traceback, or in the message behind it."""
     began, last = chain[0].began, chain[-1].line
-    if seen.line.stream != last.stream:
-        return False
     # A traceback may begin within a line that wasn't ended: what that says is of the one before.
     first = began.number + (seen.line.text != began.text and began.text.rstrip(": ") == _HEADER)
     if first <= seen.line.number <= min(last.number + MAX_LINES_OF_MESSAGE, until - (until != last.number)):

@@ -3,7 +3,7 @@ all. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Final
 
 from ddpdoctor.base.lazy_patterns import compile_lazily
@@ -154,8 +154,10 @@ def ended_well(course: Timeline) -> bool:
         [failure for failure in failures if failure.kind is FailureKind.SAID and failure.line.order > last], course
     ):
         return False
-    over = [end for end in ends if _is_behind(end, ends, course)]
-    return all(end in over or any(_alike(end, other) for other in over) for end in ends)
+    by = {end.exited.said_by for end in ends if end.exited and not end.exited.told_to}
+    last_of = {end.line.file: end.over for end in sorted(ends, key=lambda end: end.over.order)}
+    over = {id(end): end for end in ends if _is_behind(end, last_of[end.line.file], by, course)}
+    return all(id(end) in over or any(_alike(end, other) for other in over.values()) for end in ends)
 
 
 def _trained_on(failure: Failure, course: Timeline) -> bool:
@@ -210,12 +212,16 @@ def _went_on(said: Failure, course: Timeline) -> bool:
     )
 
 
-def _is_behind(failure: Failure, ends: Sequence[Failure], course: Timeline) -> bool:
-    """Whether the run went on for long behind an exception, or its launcher started the ranks again."""
+def _is_behind(failure: Failure, over: LogLine, by: Set[str], course: Timeline) -> bool:
+    """Whether the run went on for long behind an exception, or its launcher started the ranks again.
+
+    Args:
+        failure: that is asked for.
+        over: the last line of any end in the same file.
+        by: who tells of ends.
+        course: of the log.
+    """
     log = course.log
-    beside = [end for end in ends if end.line.file == failure.line.file]
-    over = max((end.over for end in beside), key=lambda line: line.order)
-    by = {end.exited.said_by for end in ends if end.exited and not end.exited.told_to}
     if by:
         steps, last = log.steps, course.latest
         far = steps and last and steps.order > over.order and last.order - over.order > LINES_OF_NEXT_ATTEMPT
