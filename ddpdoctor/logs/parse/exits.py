@@ -117,6 +117,7 @@ _SAID: Final = {
     "seff": (
         ("State: ", r"^State: (?P<error>FAILED|OUT_OF_MEMORY|NODE_FAIL|TIMEOUT)\b(?: \(exit code (?:0|{failure})\))?"),
     ),
+    "qacct": (("exit_status ", r"^exit_status +{failure}\b"),),
     "bsub": (
         ("Exited with exit code ", r"^Exited with exit code {failure}\.$"),
         ("Exited by signal ", r"^Exited by signal {number}\.$"),
