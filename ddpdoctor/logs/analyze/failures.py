@@ -316,8 +316,10 @@ def _is_not_heard(exited: ProcessExit, words: SpokenWords) -> bool:
 
 def _is_among_unlabelled(exited: ProcessExit, words: SpokenWords) -> bool:
     """Whether a script that ended itself may have raised what bears no label."""
-    nobody = any(failure.line.rank is None and failure.line.local_rank is None for failure in words.own)
-    return nobody and not signal_of(exited)
+    nobody = [failure for failure in words.own if failure.line.rank is None and failure.line.local_rank is None]
+    codes = [end for end in words.ended if end.exited and not signal_of(end.exited)]
+    doubt = len(nobody) >= len(codes) or not all(failure.is_effect for failure in nobody) or not exited.first
+    return bool(nobody) and not signal_of(exited) and doubt
 
 
 EXPLANATIONS: Final = (

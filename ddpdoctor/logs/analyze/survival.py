@@ -11,7 +11,7 @@ from ddpdoctor.facts.log import LoggedException, LogLine
 from ddpdoctor.logs.analyze.failures import Failure, FailureKind
 from ddpdoctor.logs.analyze.illness_traits import is_grave
 from ddpdoctor.logs.analyze.timeline import Timeline
-from ddpdoctor.logs.exceptions import ENDS_NOTHING, LEVEL, NAMED, is_bare, short_name
+from ddpdoctor.logs.exceptions import ENDS_NOTHING, INFORMS, LEVEL, LOGGED, NAMED, is_bare, short_name
 from ddpdoctor.logs.launch_failures import STARTS_AGAIN, gives_up
 from ddpdoctor.logs.parse.exits import ANYBODY, RAY_TRAIN
 
@@ -20,10 +20,17 @@ WENT_ON: Final = 3
 OF_A_FOOTER: Final = 60
 """The same where the last ones are what wandb writes at any end, good or bad."""
 OF_CLEARING_UP: Final = 20
-"""The same where no steps are seen."""
+"""The same where a logger told of the error, and the last line of no good end."""
 GIVES_UP_AFTER: Final = 8
 """Lines behind an error by which a launcher gives up over it."""
 _FOOTER: Final = compile_lazily(r"wandb: ")
+_GOOD_END: Final = compile_lazily(
+    r"(?i)\b(?:finish\w*|done|saved?|complet\w*|success\w*|passed|best|final|bye|epoch|step|iter\w*|loss|acc\w*|eval\w*)\b"
+)
+_BAD_END: Final = compile_lazily(
+    r"(?i)\b(?:training|run|job) (?:has )?(?:failed|crashed|aborted)|\b(?:abort\w*|un(?:handled|caught)|shut\w* down|giving up|fatal)\b"
+    r"|\bexception (?:occurred|raised)|\bexit(?:ed|ing)? (?:with |status |code )+[1-9]|\bfailed$|State: FAILED"
+)
 _OF_TORCH: Final = compile_lazily(r"\[[WEF]\d{3,4} |Traceback|  |(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception)\b")
 """What a process writes as it ends."""
 _IN_A_SENTENCE: Final = compile_lazily(
@@ -81,9 +88,17 @@ def _only_announced(failure: Failure, course: Timeline) -> bool:
     if last is None or last.file != failure.over.file:
         return False
     went_on = steps is not None and steps.order > failure.over.order and not _FOOTER.match(steps.text)
-    # A run that gives up clears up, too.
-    enough = WENT_ON if went_on else OF_A_FOOTER if _FOOTER.match(last.text) else OF_CLEARING_UP
-    return last.number + 1 - failure.over.number > enough
+    return last.number + 1 - failure.over.number > (WENT_ON if went_on else _enough(announced, last.text))
+
+
+def _enough(announced: str, last: str) -> int:
+    """Count the lines that show that a run went on of which no steps are seen: one that gives up clears up, too."""
+    if _FOOTER.match(last):
+        return OF_A_FOOTER
+    logged = LOGGED.match(announced) or INFORMS.match(announced)
+    if not logged or (_GOOD_END.search(last) and not _BAD_END.search(f"{announced} {last}")):
+        return WENT_ON
+    return OF_CLEARING_UP
 
 
 def got_over(failure: Failure, course: Timeline) -> bool:
@@ -207,6 +222,8 @@ def _went_on(said: Failure, course: Timeline) -> bool:
         return False
     if _MERELY_TOLD.match(said.line.text):
         return True
+    if last.time is not None and said.line.time is not None and not said.line.lent:
+        return last.time - said.line.time > GONE_ON
     return last.file == said.line.file and last.number - said.line.number > MAX_SAME_LINES * max(
         len(course.log.ranks), 1
     )

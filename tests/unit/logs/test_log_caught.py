@@ -52,3 +52,19 @@ def test_a_process_that_takes_steps_behind_a_traceback_has_caught_it(text: str) 
 )
 def test_what_others_write_behind_a_traceback_proves_nothing(text: str) -> None:
     assert judge_log(read(text), catalogue()).word is Verdict.FAIL
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"2026-01-01 10:00:00 WARNING could not load the cache\n{UNCAUGHT}using defaults\nloading\nevaluating\nresults saved\n",
+        f"Exception in thread Thread-3:\n{UNCAUGHT}loading\nevaluating\naccuracy 0.93\ndone\n",
+    ],
+)
+def test_a_traceback_that_was_announced_is_got_over_where_the_last_line_is_of_a_good_end(text: str) -> None:
+    assert judge_log(read(text), catalogue()).word is Verdict.OK
+
+
+def test_one_that_gives_up_clears_up_too() -> None:
+    text = f"ERROR:root:training failed\n{UNCAUGHT}closing files\nwriting a report\nsaved the report\nexiting\n"
+    assert judge_log(read(text), catalogue()).word is Verdict.FAIL

@@ -147,3 +147,14 @@ def test_whose_words_a_rank_repeats_is_on_its_host() -> None:
     assert lead is not None
     assert (lead.rank, lead.host) == (14, "node5")
     assert lead.text.startswith("torch.distributed.DistBackendError")
+
+
+def test_whom_a_table_names_first_is_not_explained_by_what_its_peers_say_without_labels() -> None:
+    rows = "".join(
+        TABLE.split("[0]:")[1].replace("===", "---").format(rank).replace("48", f"49{rank}") for rank in (0, 1)
+    )
+    table = f"Failures:\n[1]:{rows}" + TABLE.format(3)
+    _, verdict = judged(traceback(LOST) * 2 + TORCHRUN.format(1, 3) + table)
+    assert verdict.lead
+    assert verdict.lead.rank == 3
+    assert verdict.outcome is RunOutcome.USER_ERROR
