@@ -42,6 +42,7 @@ _COMMIT: Final = re.compile(
 """The title of a commit as git log lists it; the id of a container is longer."""
 _ADVICE: Final = re.compile(
     r"\bif (?:you|it|this|training|a rank) (?:see|get|gets|hit|run into|fails? with|dies? with)\b"
+    r"|\b(?:you|users) (?:may|might|will|can|could) (?:see|get|encounter|hit|run into)\b|\bin case of\b"
     r"|\bto (?:avoid|prevent|work around)\b|\bchecks? for\b[^:]*$",
     re.IGNORECASE,
 )

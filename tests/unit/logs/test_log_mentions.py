@@ -19,6 +19,8 @@ SIGN = "unable to open shared memory object"
         f"## Fixing {SIGN}",
         f"If you see {SIGN}, make /dev/shm larger",
         f"You may see `{SIGN}` in the log",
+        f"With more workers you may run into {SIGN}",
+        f"in case of {SIGN} file_system is used",
         f'    raise RuntimeError("{SIGN}")',
         f'logger.warning("{SIGN}")',
         f'>       assert x == 3, "{SIGN}"',
