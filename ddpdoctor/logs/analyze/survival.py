@@ -38,7 +38,7 @@ _IN_A_SENTENCE: Final = compile_lazily(
 )
 """What a script says of an exception that it has caught: a traceback's own line begins with it, and a logger's level isn't an error."""
 _ENDS_A_RUN: Final = compile_lazily(
-    r"Fatal Python error|Segmentation fault|core dumped|terminate called|Abort|Bus error|Killed(?! \d)|CANCELLED|NCCL WARN|FATAL|fatal:|Fatal:"
+    r"Fatal Python error|Segmentation fault|core dumped|terminate called|Abort|Bus error|Killed(?! \d)|CANCELLED|NCCL WARN|FATAL|fatal:|Fatal:|F0000 00:00:"
     r"|CRITICAL|Assertion|Exception raised from|^[A-Za-z_][\w.]*(?:Error|Exception)(?::|$)"
 )
 """Words of an error by which a process ends, or a line of its traceback."""

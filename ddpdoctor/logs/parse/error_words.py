@@ -13,6 +13,8 @@ from ddpdoctor.logs.launch_failures import BESIDE_GIVING_UP, GIVES_UP, SSH_FAILU
 
 _GLOG_WORDS: Final = (*map("".join, product(("[E", "[F"), " 0123456789")), "torch/distributed/")
 """Severity and month, as torch's C++ writes them, and the module, as its Python does: what the rest of such a line is like, `_GLOG` knows."""
+_FATAL_OF_ABSL: Final = "F0000 00:00:"
+"""As XLA's C++ writes a message with which it ends its process, before its log is set up: the time is one in seconds."""
 _NAMES: Final = ("Error:", "Exception:")
 _OF_MAKE: Final = ": *** "
 _CUT_NAMES: Final = ("ror: ", "ption: ")
@@ -33,6 +35,7 @@ ERROR_WORDS: Final = (
     *BESIDE_GIVING_UP,
     STARTS_AGAIN,
     *_GLOG_WORDS,
+    _FATAL_OF_ABSL,
     "etcd.Etcd",
     "docker: Error response from daemon: ",
     "Primary job  terminated normally, but ",
@@ -108,6 +111,8 @@ _CONTINUES: Final = re.compile(
 def _pattern(word: str) -> re.Pattern[str]:
     if word in _GLOG_WORDS:
         return _GLOG
+    if word == _FATAL_OF_ABSL:
+        return re.compile(rf"{word}\d+\.\d+ +\d+ [\w./-]+:\d+\] ")
     if word == LAST_ERROR:
         return re.compile(rf"{LAST_ERROR}\s*$")
     if word in _NAMES:

@@ -28,6 +28,8 @@ def judged(end: str) -> LogVerdict:
     "end",
     [
         "exit code 137",
+        "50%|#####     | 1/2 [00:01<00:01]F0000 00:00:1716973077.466057    9049 pjrt_client.cc:487] Non-OK-status: INTERNAL: the device halted",
+        "*** SIGSEGV (@(nil)), see go/stacktraces received by PID 160 (TID 3418) on cpu 100; stack trace: ***",
         "worker 2: returncode=-9",
         "Command exited with code 1",
         "    Reason:       Error\n    Exit Code:    1\n    Restart Count:  0",
