@@ -71,7 +71,7 @@ def user_label_out_of_range(log: Log, seen: Sequence[SignMatch]) -> Finding:
     return Finding.of(summary, fixes)
 
 
-_SCALE: Final = compile_lazily(r"(\d[\d.e-]*)$")
+_SCALE: Final = compile_lazily(r"(?<![\d.e-])(\d[\d.e-]*)$")
 _COLLAPSED: Final = 0.1
 _NO_STEP: Final = compile_lazily(r"(?i)\b(?:nan|inf)\b(?!\W*(?:iterations|0\b))|skipped iterations: +[1-9]|overflow")
 """In the line of a step: a figure that is no number, or that the step was left out."""

@@ -13,7 +13,9 @@ from ddpdoctor.checks.log_check import log_check
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.logs.analyze.sightings import lines, where
 
-_VALUE: Final = compile_lazily(r".*NCCL environment: (?P<value>\S+=.*) on rank\(s\) (?P<ranks>\{.*)")
+_VALUE: Final = compile_lazily(
+    r".{0,300}?NCCL environment: (?P<value>\w{1,99}=.{0,300}?) on rank\(s\) (?P<ranks>\{.{0,300})"
+)
 
 
 @log_check("nccl-ranks-differ", severity=WARN, owner=Owner.NODE)

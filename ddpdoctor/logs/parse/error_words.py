@@ -85,7 +85,7 @@ _INFORMS: Final = re.compile(
 """Host, program and PID may stand before the level, as syslog has them."""
 
 
-_NO_NUMBER: Final = re.compile(r"(?i)(?:loss|norm)\w*['\"]?[ :=|]{1,3}['\"]?nan\b")
+_NO_NUMBER: Final = re.compile(r"(?i)(?:loss|norm)\w{0,40}['\"]?[ :=|]{1,3}['\"]?nan\b")
 _GRAVE: Final = ("NCCL INFO", "NCCL DIAG", "OVERFLOW! ")
 _GLOG: Final = re.compile(
     r"(?:\[[EF](?:\d{3,4} \d\d:\d\d:\d\d\.\d+ +(?:\d+ )?| )|(?<![\w.-])[EF]\d{4} \d\d:\d\d:\d\d\.\d+ +(?:\d+ )?)"

@@ -131,7 +131,7 @@ _SAID: Final = {
         ("Normal termination (return value ", r"^\s*\(1\) Normal termination \(return value {failure}\)"),
     ),
     "GitHub Actions": (("Process completed with exit code ", r"^(?:##\[error\]|Error: )Process completed with exit code {failure}\."),),
-    "docker": ((" exited with code ", r"^(?:[Cc]ontainer )?(?:(?P<hosts>\w+[-_][\w.-]+)|\w+) exited with code {failure}(?: \(restarting\))?$"),),
+    "docker": ((" exited with code ", r"^(?:[Cc]ontainer )?(?:(?P<hosts>\w{1,99}?[-_][\w.-]{1,99})|\w{1,99}) exited with code {failure}(?: \(restarting\))?$"),),
     "multiprocessing": ((" stopped exitcode=", r"^<\w*Process.{0,200} stopped exitcode=(?:-{signal}|{failure})\b"),),
     "shell": (
         (": line ", r": line \d+: +{pid} {signal}\b"),

@@ -13,10 +13,13 @@ _SHAPES: Final = {
         rb"commit [0-9a-f]{7,40}\b|(?:Author|AuthorDate|Commit|CommitDate|Merge|Date): | {4}",
     ),
     "a list of changes": (
-        rb"(?=#)(?:[^\n]*\n){1,40}?#{1,3} \[?(?:v?\d+\.\d|[Uu]nreleased)",
-        rb"#{1,6} |[-=]{3,}\s*$|\s*[-*+] | {2,}\S",
+        rb"(?=#)(?:[^\n]{0,200}\n){1,40}?#{1,3} \[?(?:v?\d+\.\d|[Uu]nreleased)",
+        rb"#{1,6} |[-=]{3,200}[ \r]{0,9}$|[ \t]{0,40}[-*+] |  ",
     ),
-    "a list of tests": (rb"\S+\.py::\w", rb"\S+\.py::\w|\d+(?:/\d+)? tests collected|=+ [^\n]* =+\s*$"),
+    "a list of tests": (
+        rb"\S{1,200}?\.py::\w",
+        rb"\S{1,200}?\.py::\w|\d{1,9}(?:/\d{1,9})? tests collected|={1,99} [^\n]{0,99} ={1,99}[ \r]{0,9}$",
+    ),
 }
 """How they begin, and how each of their lines does."""
 _OTHER_LINES: Final = {
