@@ -187,25 +187,18 @@ def _is_of_all(call: LibraryCall) -> bool:
 
 def _separating(call: LibraryCall, collectives: list[LibraryCall]) -> Condition | None:
     """Find the condition that keeps some ranks away, where nothing answers the call on their side."""
+    come_to = {(one.place, other.place, other.is_negated) for one in collectives for other in one.conditions}
     for condition in call.conditions:
         opposites = _OPPOSITES.get(condition.ranks)
         if opposites and not any(
-            (other.ranks in opposites and not _is_answered(collective, other, collectives))
+            # One to which both sides of a test come is their own answer, and none to the call.
+            (other.ranks in opposites and (collective.place, other.place, not other.is_negated) not in come_to)
             or (collective.name == call.name and _is_otherwise(other, condition))
             for collective in collectives
             for other in collective.conditions
         ):
             return condition
     return None
-
-
-def _is_answered(collective: LibraryCall, condition: Condition, collectives: list[LibraryCall]) -> bool:
-    """Whether those whom the condition keeps away come to the same line by its other branch: it is no answer to anything else."""
-    return any(
-        one.place == collective.place and _is_otherwise(other, condition)
-        for one in collectives
-        for other in one.conditions
-    )
 
 
 def _is_otherwise(other: Condition, condition: Condition) -> bool:

@@ -103,7 +103,8 @@ def shuffle_with_sampler(script: Script) -> Iterator[Finding]:
 
 def _is_own_sampler(origin: Origin) -> bool:
     """Whether it is an object of a class of the script's own or of a library that is called so, and not None."""
-    return origin.text.endswith(("Sampler", "Sampler()"))
+    is_own = origin.kind is OriginKind.PROJECT and origin.text.endswith("Sampler")
+    return is_own or origin.text.endswith("Sampler()")
 
 
 def _left_to_sampler(loader: LibraryCall, sampler: Value) -> Fix:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from ddpdoctor.facts.script import ITEM, OriginKind, Ranks, Role
@@ -12,7 +12,7 @@ from ddpdoctor.scripts.abstract_value import UNKNOWN, AbstractValue
 from ddpdoctor.scripts.expressions import ExpressionFollower, dotted
 from ddpdoctor.scripts.project import Project
 from ddpdoctor.scripts.project_module import ProjectModule
-from ddpdoctor.scripts.rank_tests import RANK_KINDS, any_of
+from ddpdoctor.scripts.rank_tests import RANK_KINDS, any_of, mentions_rank
 from ddpdoctor.scripts.scopes import FollowedFunction
 from ddpdoctor.scripts.values import (
     NONE,
@@ -340,7 +340,11 @@ class CallFollower(ExpressionFollower):
         for name, value, _ in arguments:
             if name in ("*", "**"):
                 is_open = True
-                reads_options = reads_options or isinstance(value, Quantity) or _are_settings(value)
+                reads_options = (
+                    reads_options
+                    or isinstance(value, Quantity)
+                    or (isinstance(value, CallResult) and value.is_settings)
+                )
             elif name.isdecimal():
                 if int(name) < len(positional):
                     names[positional[int(name)]] = value
@@ -379,6 +383,8 @@ class CallFollower(ExpressionFollower):
         made = ProjectObject(kind, self.here.guards)
         self.filled.append(made.attributes)
         self.objects.setdefault(id(kind.node), made)
+        if self.has_keys_as_attributes(kind):
+            made.attributes.update(_given_by_name(arguments))
         method = self.member(kind, "__init__", made)
         if isinstance(method, Function):
             self.run_function(method, arguments, caller)
@@ -404,8 +410,10 @@ class CallFollower(ExpressionFollower):
             self._write_settings(name, arguments, node, frame)
             return NONE
         known = roles_of(name)
-        if known:
+        if known and not (Role.SETTINGS in known[1] and _is_of_own_file(arguments)):
             record = self.record(*known, arguments, None, node, frame)
+            if Role.SETTINGS in record.roles:
+                self._hand_to_settings(CallResult(record), arguments, frame)
             if not {Role.PREPARE, Role.ENGINE}.isdisjoint(record.roles):
                 self._escape(name, arguments, node, frame)
             if Role.SPAWN in record.roles:
@@ -423,6 +431,10 @@ class CallFollower(ExpressionFollower):
         if name == "builtins.getattr" and len(arguments) > 1 and isinstance(arguments[1][1], Constant):
             attribute = str(arguments[1][1].value)
             return self.by_name(attribute, self.attribute(first, attribute, frame))
+        if name == "builtins.setattr" and len(arguments) > 2 and isinstance(arguments[1][1], Constant):
+            for single in alternatives(first):
+                self.store(single, str(arguments[1][1].value), arguments[2][1], frame)
+            return NONE
         if name == "builtins.len":
             return MadeOf("builtins.len()", ())
         if name == "builtins.dict":
@@ -444,6 +456,11 @@ class CallFollower(ExpressionFollower):
         if name.partition(".")[0] not in table.harmless:
             self._escape(name, arguments, node, frame)
         return MadeOf(f"{name}()", tuple(value for _, value, _ in arguments))
+
+    def _hand_to_settings(self, settings: CallResult, arguments: GivenArguments, frame: FollowedFunction) -> None:
+        """Let settings hold what they are made of, or what a method of theirs is handed."""
+        for name, value in _given_by_name(arguments):
+            self.store(settings, name, value, frame)
 
     def _write_over(self, arguments: GivenArguments) -> None:
         """Let lists hold what other ranks had in them: `broadcast_object_list(values)`."""
@@ -522,13 +539,15 @@ class CallFollower(ExpressionFollower):
                 receiver.items.append(arguments[-1][1])
                 self.filled.append(receiver.items)
             return NONE
+        if isinstance(receiver, CallResult) and name == "get" and arguments and isinstance(arguments[0][1], Constant):
+            return self.item(receiver, arguments[0][1])
+        if isinstance(receiver, CallResult) and receiver.is_settings:
+            self._hand_to_settings(receiver, arguments, frame)
         full = (
             f"{receiver.record.name}().{name}"
             if isinstance(receiver, CallResult) and receiver.part in ("", _FIRST)
             else f"?.{name}"
         )
-        if name == "get" and isinstance(receiver, CallResult) and arguments and isinstance(arguments[0][1], Constant):
-            return CallResult(receiver.record, f"{receiver.part}[{arguments[0][1].value!r}]")
         known = roles_of(full)
         is_same = name in _SAME_METHODS
         if known:
@@ -637,8 +656,27 @@ def _holds_objects(value: AbstractValue) -> bool:
     return isinstance(value, Function | ProjectObject | ProjectClass | Decorated) or bool(results_in(value))
 
 
-def _are_settings(value: AbstractValue) -> bool:
-    return isinstance(value, CallResult) and Role.SETTINGS in value.record.roles
+def _is_of_own_file(arguments: GivenArguments) -> bool:
+    """Whether settings are read from a file of the rank's own: its number is in what is handed over."""
+    return any(mentions_rank(value) for name, value, _ in arguments if not name.isidentifier())
+
+
+def _given_by_name(arguments: GivenArguments) -> Iterator[tuple[str, AbstractValue]]:
+    """Yield what is handed over by name: keywords, what dicts and settings hold, and lists of names and values in turn."""
+    for name, value, _ in arguments:
+        if name.isidentifier():
+            yield name, value
+            continue
+        for single in alternatives(value):
+            if isinstance(single, Mapping):
+                yield from single.items.items()
+            elif isinstance(single, CallResult) and single.is_settings:
+                within = f"{single.part}."
+                attributes = single.record.attributes.items()
+                yield from [(part.removeprefix(within), held) for part, held in attributes if part.startswith(within)]
+            elif isinstance(single, Items):
+                turns = zip(single.items[::2], single.items[1::2], strict=False)
+                yield from ((str(key.value), held) for key, held in turns if isinstance(key, Constant))
 
 
 def _numbered(values: Sequence[AbstractValue], index: Quantity) -> list[AbstractValue]:

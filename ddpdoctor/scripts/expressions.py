@@ -148,6 +148,10 @@ class ExpressionFollower(ABC):
         """Bind a target to a value."""
 
     @abstractmethod
+    def store(self, holder: AbstractValue, name: str, value: AbstractValue, frame: FollowedFunction) -> None:
+        """Let an attribute of a holder, or a key of a dict or of settings, be a value."""
+
+    @abstractmethod
     def run_function(
         self, function: Function, arguments: list[tuple[str, AbstractValue, ast.expr]], caller: Spot | None
     ) -> AbstractValue:
@@ -416,8 +420,8 @@ class ExpressionFollower(ABC):
             return holder.attributes[name]
         member = self.member(holder.kind, name, holder)
         if member is None:
-            is_dict = any(isinstance(base, LibraryName) and base.name in _DICTS for base in self.bases(holder.kind))
-            return meaning_of(name) or (Quantity(OriginKind.OPTION, name) if is_dict else MethodOf(holder, name))
+            is_key = self.has_keys_as_attributes(holder.kind)
+            return meaning_of(name) or (Quantity(OriginKind.OPTION, name) if is_key else MethodOf(holder, name))
         if isinstance(member, Function) and any(
             dotted(decorator).rpartition(".")[2] in ("property", "cached_property")
             for decorator in getattr(member.node, "decorator_list", ())
@@ -425,11 +429,15 @@ class ExpressionFollower(ABC):
             return self.run_function(member, [], None)
         return member
 
+    def has_keys_as_attributes(self, kind: ProjectClass) -> bool:
+        """Whether a class of the project is derived from a dict, or from a library's object for settings."""
+        return any(isinstance(base, LibraryName) and base.name in _DICTS for base in self.bases(kind))
+
     def _attribute_of_result(self, holder: CallResult, name: str) -> AbstractValue:
         record, part = holder.record, f"{holder.part}.{name}"
         set_to = record.attributes.get(part)
         # What the script sets is only where a setting begins: the file and the command line change it.
-        if set_to is not None and not (Role.SETTINGS in record.roles and isinstance(set_to, Constant)):
+        if set_to is not None and not (holder.is_settings and isinstance(set_to, Constant)):
             return set_to
         meaning = meaning_of(name)
         if Role.OPTIONS in record.roles:
@@ -473,9 +481,9 @@ class ExpressionFollower(ABC):
     def _subscript(self, node: ast.Subscript, frame: FollowedFunction) -> AbstractValue:
         holder = self.value(node.value, frame)
         key = self.value(node.slice, frame)
-        return choice(self.item(single, key, node) for single in alternatives(holder))
+        return choice(self.item(single, key) for single in alternatives(holder))
 
-    def item(self, holder: AbstractValue, key: AbstractValue, node: ast.Subscript) -> AbstractValue:
+    def item(self, holder: AbstractValue, key: AbstractValue) -> AbstractValue:
         """What an item may be worth."""
         if isinstance(holder, LibraryName) and holder.name == _ENVIRON:
             return self.setting(key)
@@ -492,6 +500,8 @@ class ExpressionFollower(ABC):
             if isinstance(holder, CallResult):
                 if Role.OPTIONS in holder.record.roles and isinstance(key.value, int):
                     return CallResult(holder.record)
+                if holder.is_settings and isinstance(key.value, str):
+                    return self._attribute_of_result(holder, key.value)
                 part = f"{holder.part}[{key.value!r}]"
                 return holder.record.attributes.get(part) or CallResult(holder.record, part)
         if isinstance(holder, CallResult):

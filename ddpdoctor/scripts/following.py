@@ -209,7 +209,7 @@ class ScriptFollower(CallFollower):
             for holder in alternatives(self.value(target.value, frame)):
                 if isinstance(holder, CallResult):
                     self._note_attribute(holder, target, value, frame)
-                self._store(holder, target.attr, value, frame)
+                self.store(holder, target.attr, value, frame)
         elif isinstance(target, ast.Subscript):
             key = self.value(target.slice, frame)
             for holder in alternatives(self.value(target.value, frame)):
@@ -237,7 +237,8 @@ class ScriptFollower(CallFollower):
         here = self.here
         holder.record.attributes_set.append((name, value, target, frame.module, len(here.records), tuple(here.loops)))
 
-    def _store(self, holder: AbstractValue, name: str, value: AbstractValue, frame: FollowedFunction) -> None:
+    def store(self, holder: AbstractValue, name: str, value: AbstractValue, frame: FollowedFunction) -> None:
+        """Let an attribute of a holder, or a key of a dict or of settings, be a value."""
         attributes: dict[str, AbstractValue]
         if isinstance(holder, ProjectObject):
             attributes = holder.attributes
@@ -273,10 +274,10 @@ class ScriptFollower(CallFollower):
     ) -> None:
         if isinstance(holder, LibraryName) and holder.name == "os.environ":
             self.write_setting(key, value, target, frame)
-        elif isinstance(holder, Mapping):
+        elif isinstance(holder, Mapping) or (isinstance(holder, CallResult) and holder.is_settings):
             if isinstance(key, Constant):
-                self._store(holder, str(key.value), value, frame)
-            else:
+                self.store(holder, str(key.value), value, frame)
+            elif isinstance(holder, Mapping):
                 holder.is_whole = False
 
     # --- branches -----------------------------------------------------------------------------------------------------------------

@@ -101,7 +101,7 @@ def truth_of(value: AbstractValue) -> RankTest:
         if value.kind is OriginKind.LOCAL_RANK:
             return negated(_LOCAL_RANK_ZERO)
         return NO_RANK_TEST
-    return NOT_FOLLOWED if isinstance(value, MadeOf) and _mentions_rank(value) else NO_RANK_TEST
+    return NOT_FOLLOWED if isinstance(value, MadeOf) and mentions_rank(value) else NO_RANK_TEST
 
 
 def flag_of(without: AbstractValue, within: AbstractValue, ranks: RankTest) -> RankTest | None:
@@ -155,13 +155,13 @@ def _presence_of(value: Choice) -> RankTest | None:
     return RankTest((makers[0],), opposite_of(makers[0]).fails)
 
 
-def _mentions_rank(value: AbstractValue, depth: int = 4) -> bool:
+def mentions_rank(value: AbstractValue, depth: int = 4) -> bool:
     """Whether a rank is in what it is made of, be it in a way that says nothing."""
     if isinstance(value, Quantity):
         return value.kind in RANK_KINDS
     if isinstance(value, MadeOf | Choice) and depth:
         return any(
-            _mentions_rank(part, depth - 1) for part in (value.parts if isinstance(value, MadeOf) else value.values)
+            mentions_rank(part, depth - 1) for part in (value.parts if isinstance(value, MadeOf) else value.values)
         )
     return isinstance(value, RankTest)
 

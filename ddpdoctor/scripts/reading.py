@@ -306,7 +306,7 @@ class _Frozen:
             return Origin(OriginKind.CONSTANT, without_secrets(repr(value.value), _MAX_TEXT))
         if isinstance(value, Quantity):
             return Origin(value.kind, value.source)
-        if isinstance(value, CallResult) and Role.SETTINGS in value.record.roles:
+        if isinstance(value, CallResult) and value.is_settings:
             return Origin(OriginKind.OPTION, value.part.removeprefix("."))
         if isinstance(value, CallResult):
             return Origin(OriginKind.CALL, call=value.record.number, part=value.part)

@@ -64,6 +64,11 @@ class CallResult(AbstractValue):
         self.record = record
         self.part = part
 
+    @property
+    def is_settings(self) -> bool:
+        """Whether it is, or stands in, an object that holds settings: by name, be that an attribute or a key."""
+        return Role.SETTINGS in self.record.roles
+
 
 class MadeOf(AbstractValue):
     """What is made of other values. how: an operator, "f" for a text, "name()" for a call that isn't recorded."""
