@@ -13,7 +13,8 @@ from typing import Any, Final
 from ddpdoctor.facts.script import ITEM, Ranks, Role
 from ddpdoctor.scripts.abstract_value import UNKNOWN, AbstractValue
 from ddpdoctor.scripts.calls import ENDING, CallFollower
-from ddpdoctor.scripts.expressions import asks_for_rank, dotted
+from ddpdoctor.scripts.expressions import asks_for_rank
+from ddpdoctor.scripts.names import dotted
 from ddpdoctor.scripts.project import Project
 from ddpdoctor.scripts.project_module import ProjectModule
 from ddpdoctor.scripts.rank_tests import NO_RANK_TEST, all_of, compared, flag_of, opposite_of, splits, truth_of
