@@ -170,6 +170,7 @@ def diagnose(
     many: as `one_of_many` says it; killed: `count_oom_kills` before it was started; keep: the file in which the output is, or "";
     remembers: whether it is compared with the last good run.
     """
+    ended = _with_redirected(ended)
     if many:
         return _in_a_line(ended, _read(ended, keep), many)
     from ddpdoctor.logs.analyze.verdict import RunOutcome
@@ -209,6 +210,9 @@ def remember(ended: EndedCommand) -> int:
     from ddpdoctor.logs.match.shape_tally import ShapeTally
     from ddpdoctor.run.good_profile import keep_profile, name_of_run
 
+    ended = _with_redirected(ended)
+    if not ended.is_whole:
+        return 0
     tally = ShapeTally()
     log = _read(ended, "", tally)
     with suppress(NotGoodError):
@@ -257,11 +261,15 @@ def _read(ended: EndedCommand, keep: str, tally: ShapeTally | None = None) -> Lo
     from ddpdoctor.logs.reading import read_stream
 
     words, gathered = vocabulary(_checks()), GatheredLog(shapes=tally)
-    for name, text in (*ended.output, *redirected_output(ended)):
+    for name, text in ended.output:
         read_stream(BytesIO(text), keep if keep and name == OUTPUT else name, words, gathered)
     log = gathered.log()
     launcher = launcher_of_command(wrappers_and_program(ended.command)[1])
     return msgspec.structs.replace(log, launcher=launcher) if launcher else log
+
+
+def _with_redirected(ended: EndedCommand) -> EndedCommand:
+    return ended._replace(output=(*ended.output, *redirected_output(ended)))
 
 
 def redirected_output(ended: EndedCommand) -> Iterator[tuple[str, bytes]]:

@@ -228,7 +228,7 @@ class _Supervisor:
                 self.say(self._messages.not_kept(file.path, error))
         if wanted:
             self._diagnose(ended)
-        elif remembered and ended.is_whole and any(text for _, text in ended.output):
+        elif remembered and any(text for _, text in ended.output):
             diagnosis = self._start_diagnosis(REMEMBERING_SECONDS, remember, ended)
             self._wait(lambda: diagnosis.code is not None)
             self._end_diagnosis()

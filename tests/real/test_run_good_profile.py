@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ddpdoctor.run import good_profile
@@ -103,6 +104,50 @@ def test_nothing_is_kept_by_another_rank_and_in_no_folder(training: Training, en
     assert not (training.folder / "relative").exists()
 
 
+WRITING = ("openat", "write", "fchown", "fchmod", "rename", "renameat", "renameat2", "close")
+KEEPS = """\
+from ddpdoctor.run.good_profile import keep_profile, last_good_run
+keep_profile(["train"], last_good_run(["the new one"]))
+"""
+
+
+def test_whenever_it_is_killed_the_profile_is_the_one_before_or_the_new_one(
+    training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training.run()
+    monkeypatch.setenv("XDG_STATE_HOME", str(training.state))
+    monkeypatch.chdir(training.folder)
+    new = last_good_run([sys.executable, "train.py"])
+    assert new is not None
+    before = msgspec.structs.replace(new, name="the one before")
+    keep_profile(["the new one"], new)
+    left = set()
+    for name in WRITING:
+        keep_profile(["train"], before)
+        # The last ones: those before are Python's own, as it starts.
+        calls = kept_under(tmp_path / "trace", "-e", f"trace={name}").count(f"{name}(")
+        for number in range(max(calls - 8, 1), calls + 1):
+            keep_profile(["train"], before)
+            kept_under(tmp_path / "trace", "-e", f"trace={name}", "-e", f"inject={name}:signal=KILL:when={number}")
+            profile = last_good_run(["train"])
+            assert profile is not None, f"killed at {name} {number} of {calls}"
+            left.add(profile.name)
+    assert left == {before.name, new.name}
+
+
+def kept_under(trace: Path, *options: str) -> str:
+    """Keep the new profile under strace. Returns what that has seen."""
+    line = ["strace", "-f", "-o", str(trace), *options, sys.executable, "-c", KEEPS]
+    subprocess.run(
+        line,
+        env=plain_environ() | {"XDG_STATE_HOME": os.environ["XDG_STATE_HOME"]},
+        timeout=60,
+        check=False,
+        stderr=subprocess.DEVNULL,
+    )
+    return trace.read_text()
+
+
 def test_a_command_in_another_folder_is_another_one(training: Training, tmp_path: Path) -> None:
     training.run()
     other = tmp_path / "other"
@@ -128,6 +173,12 @@ def test_a_damaged_profile_is_none(training: Training, content: bytes) -> None:
     assert failed.returncode == 3
     assert COMPARED not in failed.stderr
     assert "Nothing in that tells why." in failed.stderr
+
+
+def test_output_of_which_a_part_was_left_out_is_not_kept(training: Training) -> None:
+    (training.folder / "train.py").write_text("for step in range(200_000):\n    print('step', step, 'x' * 99)\n")
+    assert training.run().returncode == 0
+    assert training.kept() == []
 
 
 def test_the_last_ones_stay(tmp_path: Path, training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
