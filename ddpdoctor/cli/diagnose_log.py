@@ -50,7 +50,11 @@ def diagnose_log(
     ] = False,
     verbose: Annotated[
         bool,
-        typer.Option("--verbose", "-v", help="Also the traceback, each kind of effect, and why noise is harmless."),
+        typer.Option(
+            "--verbose",
+            "-v",
+            help="Also the traceback, what tells the rank, each kind of effect, and why noise is harmless.",
+        ),
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="The verdict in one line.")] = False,
 ) -> None:

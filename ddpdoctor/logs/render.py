@@ -12,6 +12,7 @@ from ddpdoctor.base.findings import Evidence, Severity
 from ddpdoctor.base.text import one_line, plural
 from ddpdoctor.facts.log import LogLine
 from ddpdoctor.logs.analyze.deciding_commands import deciding
+from ddpdoctor.logs.analyze.rank_attribution import scores_of
 from ddpdoctor.logs.analyze.sightings import lines
 from ddpdoctor.logs.analyze.verdict import RunOutcome
 from ddpdoctor.logs.diagnosis import Diagnosis, HostVerdict, LogJudgement
@@ -77,7 +78,7 @@ def log_document(
 
     Args:
         judgement: of the log.
-        verbose: also the traceback's last calls, every kind of effect with its first line, and why noise is harmless.
+        verbose: also the traceback's last calls, what tells the rank, every kind of effect with its first line, and why noise is harmless.
         quiet: the verdict in one line.
         watched: the log is that of `ddpdoctor run`.
     """
@@ -97,6 +98,7 @@ def log_document(
             *_first(judgement),
             *(explained if first else ()),
             _traceback(judgement, verbose=verbose),
+            _why_that_rank(judgement) if verbose else Section(),
             _stacks(judgement),
             _others(judgement),
             comparison_section(judgement, verbose=verbose),
@@ -168,6 +170,21 @@ def _traceback(judgement: LogJudgement, *, verbose: bool) -> Section:
         ),
         _title("The last calls of its traceback", place(judgement.log, raised.began)),
     )
+
+
+def _why_that_rank(judgement: LogJudgement) -> Section:
+    """List for each rank what speaks for it, with its points, the likeliest first."""
+    evidence = judgement.verdict.evidence
+    ranks = sorted(scores_of(evidence).items(), key=lambda scored: -scored[1])
+    items = (
+        Paragraph(
+            f"{'not known' if rank is None else f'rank {rank}'}: "
+            + ", ".join(f"{piece.words} {piece.score}" for piece in evidence if piece.rank == rank),
+            indent=2,
+        )
+        for rank, _ in ranks
+    )
+    return Section(tuple(items), _title("Whose failure it is", "the most points win")) if evidence else Section()
 
 
 def _title(words: str, in_small: str) -> Words:

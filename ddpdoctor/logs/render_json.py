@@ -26,6 +26,7 @@ from ddpdoctor.report.reported_log import (
     ReportedLog,
     ReportedMissing,
     ReportedNoise,
+    ReportedRankEvidence,
     ReportedRefusal,
     ReportedStop,
     ReportedSuspect,
@@ -88,6 +89,7 @@ def reported_log(judgement: LogJudgement) -> ReportedLog:
         effects=_effects(log, verdict.effects),
         noise=tuple(mirror(ReportedNoise, message) for message in noise(log, judgement.catalogue)),
         not_kept=log.more,
+        rank_evidence=tuple(mirror(ReportedRankEvidence, piece) for piece in verdict.evidence),
         attempt=verdict.attempt,
         other_attempts=tuple(
             ReportedAttempt(

@@ -120,6 +120,15 @@ class ReportedComparison(msgspec.Struct, frozen=True, kw_only=True):
     whole: bool
 
 
+class ReportedRankEvidence(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rule says of which rank failed first. rank: null where it says that it can't be told. score: up to 10; of each rank they are
+    added up, and the most points win."""
+
+    words: str
+    score: int
+    rank: int | None
+
+
 class ReportedLog(msgspec.Struct, frozen=True, kw_only=True):
     """The diagnosis of a log. lead: the line in which the failure shows itself first; rank, host, time: its own, null or "" where the log
     doesn't tell. suspects: at most three, the likeliest first; also: what else the log speaks of, and the failure doesn't come from.
@@ -144,6 +153,7 @@ class ReportedLog(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[int, ...]
     hosts: tuple[str, ...]
     not_kept: int
+    rank_evidence: tuple[ReportedRankEvidence, ...] = ()
     attempt: int = 0
     other_attempts: tuple[ReportedAttempt, ...] = ()
     comparison: ReportedComparison | None = None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -31,14 +32,42 @@ MAX_LINES_TO_TRACEBACK: Final = 2
 """Lines between a launcher's word on an end and the traceback that it prints of it."""
 
 
+class RankEvidence(msgspec.Struct, frozen=True):
+    """What one rule tells of the process that a failure is of. end: its end, or the rank alone. score: of the rule, up to 10."""
+
+    words: str
+    score: int
+    end: ProcessExit
+
+    @property
+    def rank(self) -> int | None:
+        """The global rank, or that of a process of mp.spawn, which numbers those of its host alone."""
+        end = self.end
+        return end.local_rank if end.rank is None and end.said_by == OF_ITS_OWN else end.rank
+
+
+def rank_evidence(failure: Failure, course: Timeline) -> tuple[RankEvidence, ...]:
+    """List all that tells of which rank a failure is, the surest first."""
+    told = ((rule, rule(failure, course)) for rule in ATTRIBUTIONS)
+    return tuple(RankEvidence(rule.words, rule.score, end) for rule, end in told if end is not None)
+
+
+def scores_of(evidence: Sequence[RankEvidence]) -> Mapping[int | None, int]:
+    """Add up the evidence for each rank, and for None: that it can't be told."""
+    scores: Counter[int | None] = Counter()
+    for piece in evidence:
+        scores[piece.rank] += piece.score
+    return scores
+
+
 def with_rank(failure: Failure, course: Timeline) -> LogLine:
     """Complete the line of a failure with the rank, host and time that only others tell."""
     line, log = failure.line, course.log
-    exited: ProcessExit | None = next(filter(None, (rule(failure, course) for rule in ATTRIBUTIONS)), None)
-    rank = line.rank if line.rank is not None else _said_itself(failure, course)
-    if rank is None and exited is not None:
-        # mp.spawn numbers the processes of this host alone.
-        rank = exited.local_rank if exited.rank is None and exited.said_by == OF_ITS_OWN else exited.rank
+    evidence = rank_evidence(failure, course)
+    scores = scores_of(evidence)
+    best = max(evidence, key=lambda piece: scores[piece.rank], default=None)
+    exited = best.end if best else None
+    rank = best.rank if best else None
     local, alone = line.local_rank, len(log.hosts) < 2 and (log.world_size or 0) <= _nproc(log)
     if rank is None and local is not None and alone:
         rank = local
@@ -74,12 +103,26 @@ def _own_exit_that_tells(failure: Failure, course: Timeline) -> ProcessExit | No
     return own if own and (own.rank is not None or own.exit_code is not None) else None
 
 
-def _said_itself(failure: Failure, course: Timeline) -> int | None:
+def _label(failure: Failure, course: Timeline) -> ProcessExit | None:
+    """Read the rank from the label of its line."""
+    line = failure.line
+    return _end_or_rank(line.rank, line, course)
+
+
+def _said_itself(failure: Failure, course: Timeline) -> ProcessExit | None:
     """Read the rank from torch's own sentence."""
     words = [
         sign.words.get("rank", "") for sign in failure.signs if names_speaker(course.catalogue, sign.slug, sign.sign)
     ]
-    return next((int(word) for word in words if word.isdigit()), None)
+    return _end_or_rank(next((int(word) for word in words if word.isdigit()), None), failure.line, course)
+
+
+def _end_or_rank(rank: int | None, line: LogLine, course: Timeline) -> ProcessExit | None:
+    """Find the end of a rank, or else what is known of it."""
+    if rank is None:
+        return None
+    ended = next((end for end in course.ends if end.rank == rank), None)
+    return ended or ProcessExit(line=line, said_by="", rank=rank, host=line.host)
 
 
 def _host_of(rank: int | None, log: Log) -> str:
@@ -277,18 +320,19 @@ def _of_who_fell_first(failure: Failure, course: Timeline) -> ProcessExit | None
 
 
 ATTRIBUTIONS: Final = (
-    LogRule("its-own-end", "collective-desync/sick-gather-tee.log", _own_exit_that_tells),
-    LogRule("its-label", "apex-arch-missing/near-miss-torch-itself.log", exit_of),
-    LogRule("nccls-pid", "memlock-limit/sick-second-in-the-table.log", _of_that_pid),
-    LogRule("repeated-words", "ib-link-error/sick-watchdog-repeats-it.log", _of_who_repeats_it),
-    LogRule("says-the-same", "oom-batch-too-large/sick-warning-names-the-rank.log", _of_who_says_the_same),
-    LogRule("announced", "user-code-error/sick-spawn-and-a-loss.log", _announced),
-    LogRule("only-end", "apex-undefined-symbol/sick-layer-norm-torchrun.log", _only_exit),
-    LogRule("only-process", "nofile-limit/sick-worker-unlabelled.log", _of_the_only_process),
-    LogRule("only-one-killed", "cgroup-memory-limit/sick-slurm-step.log", _of_who_was_killed),
-    LogRule("first-behind-it", "driver-too-old/sick-warning-of-nobody.log", _of_who_fell_first),
-)
-"""By what it is known of which process a failure is: the first that applies counts, the surest stands first."""
+    LogRule("label", "apex-arch-missing/near-miss-torch-itself.log", _label, 10, "the label of its line"),
+    LogRule("said-itself", "ddp-param-mismatch/sick-one-of-many.log", _said_itself, 9, "its own sentence names the rank"),
+    LogRule("its-own-end", "collective-desync/sick-gather-tee.log", _own_exit_that_tells, 8, "the launcher's word on this end"),
+    LogRule("nccls-pid", "memlock-limit/sick-second-in-the-table.log", _of_that_pid, 7, "the process's number, which the launcher names"),
+    LogRule("repeated-words", "ib-link-error/sick-watchdog-repeats-it.log", _of_who_repeats_it, 6, "this rank alone repeats its words"),
+    LogRule("says-the-same", "oom-batch-too-large/sick-warning-names-the-rank.log", _of_who_says_the_same, 5, "this rank alone tells of the same illness"),
+    LogRule("announced", "user-code-error/sick-spawn-and-a-loss.log", _announced, 5, "the launcher's line right before it"),
+    LogRule("only-end", "apex-undefined-symbol/sick-layer-norm-torchrun.log", _only_exit, 4, "the only end that nothing else explains, or the launcher's first"),
+    LogRule("only-process", "nofile-limit/sick-worker-unlabelled.log", _of_the_only_process, 4, "the launcher had this process alone"),
+    LogRule("only-one-killed", "cgroup-memory-limit/sick-slurm-step.log", _of_who_was_killed, 3, "the only rank that was killed, or the first"),
+    LogRule("first-behind-it", "driver-too-old/sick-warning-of-nobody.log", _of_who_fell_first, 2, "the first to fail behind it"),
+)  # fmt: skip
+"""By what it is known of which process a failure is: all that apply are added up."""
 
 
 def silent_ranks(course: Timeline) -> tuple[int, ...]:

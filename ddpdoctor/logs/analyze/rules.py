@@ -19,12 +19,14 @@ class LogRule(msgspec.Struct, frozen=True):
         taught_by: the log of the corpus whose answer is another one without it.
         applies: what it finds of the arguments that all rules of its list are asked with; something false where it doesn't apply.
         score: how much it counts beside others of its list.
+        words: what it says, for who asks why.
     """
 
     name: str
     taught_by: str
     applies: Callable[..., Any]
     score: int = 0
+    words: str = ""
 
     def __call__(self, *args: object) -> Any:
         """Apply the rule."""

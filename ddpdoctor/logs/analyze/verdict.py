@@ -18,7 +18,14 @@ from ddpdoctor.logs.analyze.endings import signal_of
 from ddpdoctor.logs.analyze.failures import Failure, FailureKind, failures_of
 from ddpdoctor.logs.analyze.illness_traits import is_grave, is_of_host, is_of_network
 from ddpdoctor.logs.analyze.order import MERE_HINT, lead_of, weight
-from ddpdoctor.logs.analyze.rank_attribution import exit_of, own_exit, silent_ranks, with_rank
+from ddpdoctor.logs.analyze.rank_attribution import (
+    RankEvidence,
+    exit_of,
+    own_exit,
+    rank_evidence,
+    silent_ranks,
+    with_rank,
+)
 from ddpdoctor.logs.analyze.script_errors import program_that_failed
 from ddpdoctor.logs.analyze.survival import ended_well, got_over, merely_said, survived
 from ddpdoctor.logs.analyze.suspects import MAX_SUSPECTS, EvidencePosition, Ranked, beside, chosen, ranked_suspects
@@ -86,6 +93,8 @@ class LogVerdict(msgspec.Struct, frozen=True, kw_only=True):
     silent: tuple[int, ...] = ()
     """Where there are only effects: the ranks that say nothing, while the others lost or missed one. The lead is then the last line of
     the first of them, if there is one."""
+    evidence: tuple[RankEvidence, ...] = ()
+    """What tells of which rank the lead is."""
     attempt: int = 0
     """Of a launcher that started the ranks again: the one that this is the verdict on, from 0."""
     elsewhere: tuple[LogVerdict, ...] = ()
@@ -145,6 +154,7 @@ def _of_attempt(log: Log, catalogue: Catalogue) -> LogVerdict:
         outcome=outcome,
         suspects=suspects,
         lead=with_rank(lead, course),
+        evidence=rank_evidence(lead, course),
         raised=lead.raised,
         exited=own_exit(lead, course) or exit_of(lead, course),
         effects=effects,
@@ -261,8 +271,13 @@ def _only_ended(failures: Sequence[Failure], course: Timeline) -> LogVerdict:
     if line is None and first.exited and first.exited.first and NAMED.match(first.exited.error):
         line = msgspec.structs.replace(first.line, text=first.exited.error)
     if line:
-        lead = with_rank(msgspec.structs.replace(first, line=line), course)
-        return LogVerdict(outcome=RunOutcome.UNRECOGNISED, lead=lead, exited=own_exit(first, course))
+        first = msgspec.structs.replace(first, line=line)
+        return LogVerdict(
+            outcome=RunOutcome.UNRECOGNISED,
+            lead=with_rank(first, course),
+            evidence=rank_evidence(first, course),
+            exited=own_exit(first, course),
+        )
     told = all(failure.exited and _was_told(failure.exited) for failure in failures)
     suspects = (
         (Suspect(slug=course.catalogue.slug_for(LogTopic.STOPPED), sure=False, sightings=(), why=WHY_TOLD),)
@@ -273,6 +288,7 @@ def _only_ended(failures: Sequence[Failure], course: Timeline) -> LogVerdict:
         outcome=RunOutcome.STOPPED if told else RunOutcome.EFFECTS_ONLY,
         suspects=suspects,
         lead=with_rank(first, course),
+        evidence=rank_evidence(first, course),
         exited=own_exit(first, course),
     )
 
@@ -355,6 +371,7 @@ def _without_cause(effects: tuple[SignMatch, ...], course: Timeline) -> LogVerdi
                 Suspect(slug=course.catalogue.slug_for(LogTopic.MISTAKE), sure=True, sightings=(), why=WHY_LEAD),
             ),
             lead=with_rank(program, course),
+            evidence=rank_evidence(program, course),
             raised=program.raised,
         )
     ends = [failure for failure in failures if failure.exited and not failure.exited.told_to]
@@ -384,6 +401,7 @@ def _without_cause(effects: tuple[SignMatch, ...], course: Timeline) -> LogVerdi
         outcome=RunOutcome.EFFECTS_ONLY,
         suspects=tuple(suspects[:MAX_SUSPECTS]),
         lead=last or with_rank(first, course),
+        evidence=() if last else rank_evidence(first, course),
         raised=None if last else first.raised,
         exited=None if last else own_exit(first, course),
         effects=effects,

@@ -340,3 +340,14 @@ def test_times_are_those_of_the_logs_own_clock(tmp_path: Path, zone: str) -> Non
 def test_of_several_zones_times_are_in_utc(tmp_path: Path) -> None:
     text = f"2026-11-22T00:00:00+02:00 hello\n{sick_run(stamp='2026-11-22T02:13:07-07:00 ')}"
     assert "at 09:13:07" in headline(judged(tmp_path, text))
+
+
+def test_of_the_rank_it_says_for_how_much_each_word_counts() -> None:
+    path = LOGS / "apex-undefined-symbol" / "sick-layer-norm-torchrun.log"
+    judgement = judge_log(log_of(path), catalogue(), Snapshot())
+    words = "the only end that nothing else explains, or the launcher's first 4"
+    assert words in " ".join(text_of(log_document(judgement, verbose=True), 200).split())
+    assert words not in " ".join(text_of(log_document(judgement), 200).split())
+    reported = json.loads(to_json(log_report(judgement)))
+    check_against_schema(reported)
+    assert reported["log"]["rank_evidence"] == [{"words": words[:-2], "score": 4, "rank": 0}]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ddpdoctor.facts.log import LogLine, ProcessExit
+from ddpdoctor.logs.analyze.rank_attribution import RankEvidence, scores_of
 from ddpdoctor.logs.analyze.rules import IGNORED, LogRule
 from tests.log_corpus import RULES, changed_without, corpus, judged
 
@@ -28,3 +30,23 @@ def test_one_that_is_left_out_finds_nothing() -> None:
         assert not rule("milk")
     finally:
         IGNORED.clear()
+
+
+def test_the_rank_with_the_most_points_is_told() -> None:
+    told = [verdict for verdict in (judged(log).verdict for log in corpus()) if verdict.lead and verdict.evidence]
+    for verdict in told:
+        scores = scores_of(verdict.evidence)
+        best = {rank for rank, score in scores.items() if score == max(scores.values())}
+        assert verdict.lead
+        assert (best == {None} or verdict.lead.rank in best)
+    # Of some logs, more than one rank is spoken for.
+    assert sum(len(scores_of(verdict.evidence)) > 1 for verdict in told) > 5
+
+
+def test_weaker_words_that_agree_outweigh_a_stronger_one() -> None:
+    line = LogLine(file=0, number=1, text="")
+    said = [
+        RankEvidence(f"{score}", score, ProcessExit(line=line, said_by="", rank=rank))
+        for rank, score in ((1, 6), (3, 4), (3, 4))
+    ]
+    assert scores_of(said) == {1: 6, 3: 8}
