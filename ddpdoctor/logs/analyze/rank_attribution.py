@@ -84,11 +84,6 @@ def with_rank(failure: Failure, course: Timeline) -> LogLine:
     return msgspec.structs.replace(line, rank=rank, host="" if host == "localhost" else host)
 
 
-def _is_nobodys(line: LogLine) -> bool:
-    """Whether no label tells of which rank it is."""
-    return line.rank is None and line.local_rank is None
-
-
 def own_exit(failure: Failure, course: Timeline) -> ProcessExit | None:
     """Find the end that the failure is, without its rank where one line tells those of several."""
     exited = failure.exited
@@ -177,7 +172,7 @@ def _of_that_pid(failure: Failure, course: Timeline) -> ProcessExit | None:
 def _of_who_repeats_it(failure: Failure, course: Timeline) -> ProcessExit | None:
     """Attribute a line to the one rank that repeats its words, or other warnings of the same process of NCCL's."""
     line = failure.line
-    if not _is_nobodys(line) or failure.exited:
+    if failure.exited:
         return None
     heard = _heard(course.log)
     process = process_of(line.text)
@@ -200,7 +195,7 @@ def _of_who_repeats_it(failure: Failure, course: Timeline) -> ProcessExit | None
 def _of_who_says_the_same(failure: Failure, course: Timeline) -> ProcessExit | None:
     """Attribute a line of nobody's, as a GPU's own, to the one rank whose exception, last words, or else end, speak of the same illness."""
     line = failure.line
-    if not _is_nobodys(line) or (failure.exited and failure.exited.exit_code is not None):
+    if failure.exited and failure.exited.exit_code is not None:
         return None
     alike = [other for other in course.failures if other.rank is not None and other.slugs & failure.slugs]
     alike = [other for other in alike if other.kind is not FailureKind.ENDED] or alike
@@ -239,7 +234,7 @@ def _said_by(line: LogLine, heard: Sequence[LogLine]) -> int | None:
 
 def _only_exit(failure: Failure, course: Timeline) -> ProcessExit | None:
     """Attribute a line to the rank that failed first, says its launcher, unless it may have been another's victim."""
-    if not _is_nobodys(failure.line) or any(_is_nobodys(loss.line) for loss in _losses(course)):
+    if any(loss.line.rank is None and loss.line.local_rank is None for loss in _losses(course)):
         return None
     # NCCL's own lines, whose process is known, say nothing of whether others' are labelled.
     heard = {
@@ -271,7 +266,7 @@ def _of_the_only_process(failure: Failure, course: Timeline) -> ProcessExit | No
         return None
     alone = set(log.ranks) <= {ended.rank} and (log.world_size or 1) == 1 and len(log.hosts) < 2
     alone &= not (failure.raises(is_of_launcher) or failure.raises(is_within_launcher) or _losses(course))
-    return ended if alone and _is_nobodys(line) and line.order < ended.line.order else None
+    return ended if alone and line.order < ended.line.order else None
 
 
 def _losses(course: Timeline) -> list[Failure]:
@@ -287,9 +282,8 @@ def _losses(course: Timeline) -> list[Failure]:
 
 def _of_who_was_killed(failure: Failure, course: Timeline) -> ProcessExit | None:
     """Attribute an out-of-memory message, as Kubernetes', to the only rank that the launcher saw killed first."""
-    line = failure.line
     of_memory = {check.slug for check in course.catalogue.standing_for(LogTopic.KILLED_FOR_MEMORY)}
-    if not _is_nobodys(line) or not failure.slugs & of_memory:
+    if not failure.slugs & of_memory:
         return None
     killed = [
         ending for ending in course.ends if signal_of(ending) == KILL and ending.rank is not None and not ending.told_to
@@ -300,7 +294,7 @@ def _of_who_was_killed(failure: Failure, course: Timeline) -> ProcessExit | None
 def _of_who_fell_first(failure: Failure, course: Timeline) -> ProcessExit | None:
     """Attribute a line of nobody's, as the kernel's, to the rank that fell first behind it."""
     line = failure.line
-    if failure.kind is not FailureKind.SAID or not _is_nobodys(line) or process_of(line.text):
+    if failure.kind is not FailureKind.SAID or process_of(line.text):
         return None
     hosts = {ending.rank: ending.host for ending in course.ends}
     fell = [

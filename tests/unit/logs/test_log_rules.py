@@ -38,9 +38,10 @@ def test_the_rank_with_the_most_points_is_told() -> None:
         scores = scores_of(verdict.evidence)
         best = {rank for rank, score in scores.items() if score == max(scores.values())}
         assert verdict.lead
-        assert (best == {None} or verdict.lead.rank in best)
-    # Of some logs, more than one rank is spoken for.
-    assert sum(len(scores_of(verdict.evidence)) > 1 for verdict in told) > 5
+        assert best == {None} or verdict.lead.rank in best
+    # Of some logs more than one rank is spoken for, and of many the same one several times.
+    assert any(len(scores_of(verdict.evidence)) > 1 for verdict in told)
+    assert sum(len(verdict.evidence) > 1 for verdict in told) > 100
 
 
 def test_weaker_words_that_agree_outweigh_a_stronger_one() -> None:
