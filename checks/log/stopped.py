@@ -27,18 +27,66 @@ REASONS: Final = {
     "JOB REQUEUE": Fix("Nothing, if the script resumes: Slurm starts the job again", ("squeue -j JOBID",)),
 }  # fmt: skip
 MORE_TIME: Final = "Ask for more time, if the queue lets you"
+LSF_WHO: Final = Fix("If nobody did it on purpose, ask LSF who ended it", ("bhist -l JOBID",))
+OF_GRID_ENGINE: Final = (
+    "Grid Engine ended the job: its time was up",
+    Fix(MORE_TIME, ("qsub -l h_rt=48:00:00 job.sh",)),
+)
 ENDED_BY: Final = {
     "walltime": ("PBS ended the job: its time was up", Fix(MORE_TIME, ("qsub -l walltime=48:00:00 job.sh",))),
+    "cput": ("PBS ended the job: its time on the CPUs was up", Fix(MORE_TIME, ("qsub -l cput=480:00:00 job.sh",))),
+    "node": (
+        "PBS ended the job: it lost one of its nodes",
+        Fix("See which node it was, and leave it out until it is mended", ("pbsnodes -l", "tracejob JOBID")),
+    ),
     "RUNLIMIT": ("LSF ended the job: its time was up", Fix(MORE_TIME, ("bsub -W 48:00 < job.sh",))),
     "PREEMPT": (
         "LSF took the nodes for a job of higher priority",
         Fix("Let LSF start it again by itself, and resume", ("bsub -r < job.sh",)),
     ),
+    "OWNER": ("The job was ended by its owner, says LSF", LSF_WHO),
+    "ADMIN": ("The job was ended by an administrator, says LSF", LSF_WHO),
     "timed-out": ("Slurm ended the job: its time was up", REASONS["TIME LIMIT"]),
     "preempted": ("Slurm took the nodes for a job of higher priority", REASONS["PREEMPTION"]),
+    "timeout": (
+        "timeout ended the run: the time that its command line gives it was up",
+        Fix("Give it more time, or start without timeout", ("timeout -v 48h torchrun ...",)),
+    ),
+    "KILLED": (
+        "OAR killed the job: its walltime was reached, somebody deleted it, or it was a besteffort job whose nodes were taken",
+        Fix(
+            "See which it was; ask for more time if it was that",
+            ("oarstat -f -j JOBID", "oarsub -l nodes=1,walltime=48:00:00 ./job.sh"),
+        ),
+    ),
+    "exceeded hard wallclock time": OF_GRID_ENGINE,
+    "h_rt": OF_GRID_ENGINE,
+    "qmaster enforced": (
+        "Grid Engine ended the job at one of its limits: mostly its time (h_rt) was up",
+        Fix("See what it used, and ask for more", ("qacct -j JOBID", "qsub -l h_rt=48:00:00 job.sh")),
+    ),
+    "Job was aborted": (
+        "HTCondor removed the job: somebody did, or a rule of the job or the site",
+        Fix("Read the reason below the event, or ask HTCondor", ("condor_history JOBID -af RemoveReason",)),
+    ),
+    "Job was evicted": (
+        "HTCondor took the job's place away, and runs it again when it can",
+        Fix(
+            "Let the script resume from its last checkpoint; see why it was",
+            ("condor_history JOBID -af LastVacateReason",),
+        ),
+    ),
+    "Job was held": (
+        "HTCondor took the job down, and keeps it until somebody releases it",
+        Fix("Mend what it gives as the reason, then let it run", ("condor_q -hold JOBID", "condor_release JOBID")),
+    ),
+    "Shadow exception": (
+        "HTCondor could not run the job where it wanted to",
+        Fix("Mend what it gives as the reason", ("condor_q -better-analyze JOBID",)),
+    ),
 }
-"""What other schedulers than Slurm itself say, by their word for it."""
-LSF_WHO: Final = Fix("If nobody did it on purpose, ask LSF who ended it", ("bhist -l JOBID",))
+"""What others than Slurm itself say as they end a job, by their word for it."""
+REASON_BELOW: Final = ("Job was aborted", "Job was held", "Shadow exception")
 MAX_RANKS: Final = 8
 PASSED_ON: Final = {"HUP": "1", "INT": "2", "QUIT": "3"}
 
@@ -68,14 +116,10 @@ def stopped_from_outside(log: Log, catalogue: Catalogue) -> Iterator[Finding]:
     if reason:
         yield Finding.of(f"Slurm ended the job: {reason.lower()}", said, REASONS[reason], RESUME)
         return
-    said_so = word(seen, "pbs") or word(seen, "lsf") or word(seen, "submitit")
-    if said_so in ENDED_BY:
-        summary, fix = ENDED_BY[said_so]
-        yield Finding.of(summary, said, fix, RESUME)
-        return
-    if said_so:
-        who = "its owner" if said_so.endswith("OWNER") else "an administrator"
-        yield Finding.of(f"The job was ended by {who}, says LSF", said, LSF_WHO, RESUME)
+    if (ended_by := word(seen, "ended_by")) in ENDED_BY:
+        summary, fix = ENDED_BY[ended_by]
+        below = [Evidence(line.text.strip(), where(log, line)) for sign in seen for line in sign.after[:1]]
+        yield Finding.of(summary, said, below[:1] if ended_by in REASON_BELOW else (), fix, RESUME)
         return
     by_keyboard = (
         signal == "2"

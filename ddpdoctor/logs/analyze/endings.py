@@ -21,6 +21,10 @@ CRASHES: Final = (4, 7, 8, ABORT, 11)
 KILL: Final = 9
 _STOPPED: Final = "DUE TO "
 """The reason of Slurm's that ends a job from outside."""
+ENDED_BY: Final = "ended_by"
+"""The word of a sign for what has ended the run as a whole: a scheduler's limit, timeout's."""
+_OF_THE_WHOLE: Final = ("srun", "shell", "qacct", "bsub")
+"""Who tells how a job's own commands ended."""
 
 
 def signal_of(exited: ProcessExit) -> int:
@@ -38,21 +42,16 @@ def endings(log: Log) -> list[ProcessExit]:
     """List each process once, although torchrun speaks of it twice; those that ended well are left out."""
     found: list[ProcessExit] = []
     places: dict[tuple[str, int], list[int]] = {}
-    stopped = min(
-        (process_exit.line.order for process_exit in log.exited if process_exit.error.startswith(_STOPPED)),
-        default=None,
-    )
+    stopped = [process_exit.line.order for process_exit in log.exited if process_exit.error.startswith(_STOPPED)]
+    stopped += [sighting.line.order for sighting in log.sightings if ENDED_BY in sighting.words]
     for process_exit in log.exited:
         if process_exit.exit_code == 0:
             continue
-        if (
-            stopped is not None
-            and process_exit.said_by == "srun"
-            and signal_of(process_exit) == KILL
-            and process_exit.line.order > stopped
-        ):
-            # What doesn't heed its SIGTERM, Slurm kills.
-            process_exit = msgspec.structs.replace(process_exit, told_to=True)
+        order = process_exit.line.order
+        if process_exit.said_by in _OF_THE_WHOLE and signal_of(process_exit) == KILL:
+            # Who ends a job kills what doesn't heed its SIGTERM.
+            told = process_exit.told_to or any(0 < order - one <= MAX_LINES_TO_EXIT for one in stopped)
+            process_exit = msgspec.structs.replace(process_exit, told_to=told)
         maybe = sorted({place for key in _keys(process_exit) for place in places.get(key, ())})
         known = next((place for place in maybe if same_process(process_exit, found[place])), len(found))
         if known == len(found):

@@ -15,6 +15,8 @@ _GLOG_WORDS: Final = (*map("".join, product(("[E", "[F"), " 0123456789")), "torc
 """Severity and month, as torch's C++ writes them, and the module, as its Python does: what the rest of such a line is like, `_GLOG` knows."""
 _FATAL_OF_ABSL: Final = "F0000 00:00:"
 """As XLA's C++ writes a message with which it ends its process, before its log is set up: the time is one in seconds."""
+_FATAL_OF_GLOG: Final = "*** Check failure stack trace: ***"
+"""Below the message with which glog and Abseil end their process."""
 _NAMES: Final = ("Error:", "Exception:")
 _OF_MAKE: Final = ": *** "
 _CUT_NAMES: Final = ("ror: ", "ption: ")
@@ -36,6 +38,7 @@ ERROR_WORDS: Final = (
     STARTS_AGAIN,
     *_GLOG_WORDS,
     _FATAL_OF_ABSL,
+    _FATAL_OF_GLOG,
     "etcd.Etcd",
     "docker: Error response from daemon: ",
     "Primary job  terminated normally, but ",

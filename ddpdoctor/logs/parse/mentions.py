@@ -9,7 +9,7 @@ _FRAME: Final = re.compile(r'[ |+-]*File "[^"]+", line \d+')
 _CODE_OF_A_FRAME: Final = re.compile(r"(?:\s*\|)?\s{2,}\S")
 _SHAPES: Final = re.compile(
     r"""
-      \s*(?:\#(?!\#\#\#\#\#\#|error\b)|//|/\*|<!--|\*\s|"{3}|'{3})      # comments, headings
+      \s*(?:\#(?!\#\#\#\#\#\#|error\b|\#\ OAR\ \[)|//|/\*|<!--|\*\s|"{3}|'{3})      # comments, headings
     | \s*>(?!>)\s?(?=\S)                                                 # a quotation in Markdown
     | >\ {3,}\S|E\ {3,}(?:AssertionError|assert)\b                         # pytest's excerpt of the source, and what it asserts
     | \s*\|\s.*\|\s*$                                                    # a table's row
