@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
-
 from ddpdoctor.base.findings import WARN, Finding, Fix, Owner
 from ddpdoctor.base.text import listed
 from ddpdoctor.checks.hang.hang_check import hang_check
 from ddpdoctor.facts.hang import Hang
 from ddpdoctor.hang.evidence import named, summary_of, timeout_words
-from ddpdoctor.hang.fixes import KILLED_LINES, end_the_rest, full_stacks, read_the_code
+from ddpdoctor.hang.fixes import KILLED_LINES, end_the_rest, full_stacks, look_again, read_the_code
 from ddpdoctor.hang.verdict import HangVerdict
 from ddpdoctor.knowledge.hang_causes import HangCause
 
@@ -70,7 +68,7 @@ def peer_rank_crashed(found: HangVerdict, hang: Hang) -> Finding:
     later = "" if found.waiting else f"; the others will wait for {found.verb('it', 'them')} at their next collective"
     missed = Fix(
         f"If {who} had done all its work, nothing is wrong: see whether the others go on",
-        (f"ddpdoctor jobs --hang {shlex.quote(hang.job)} --seconds 30",),
+        (look_again(hang, 30),),
     )
     timeout = f" {timeout_words(hang)}" if found.waiting else ""
     return Finding.of(

@@ -12,6 +12,7 @@ from ddpdoctor.hang.evidence import (
     describe_lags,
     group_lags,
     named,
+    no_record_of,
     not_known,
     numbers_named,
     summary_of,
@@ -79,11 +80,13 @@ def _fewer(place: PlaceKind, what: str) -> str:
 def different_calls(found: HangVerdict, hang: Hang) -> Finding:
     """The finding of collective-desync on a running job."""
     record = found.record
+    # JSON of a recorder has no stacks.
+    recorded = [frame for frame in (record.frame, record.last) if frame] if record else []
     return Finding.of(
         _recorded_calls(record, hang) if record else _who_stands_where(found, hang),
         _where_one_runs_the_model(found),
         read_the_code(
-            (record.frame, record.last) if record else (place.frame for place, _ in found.places),
+            recorded or [place.frame for place, _ in found.places],
             "Look at these lines: every rank must come to the same collective, so no `if rank == 0:` and no early `continue` around one",
         ),
         Fix(
@@ -183,7 +186,7 @@ def _behind(record: RecordedHang, hang: Hang) -> str:
     if record.unsure:
         who = numbers_named(record.ranks, hang)
         if _without_dump(record, hang):
-            return f"no dump of {who}: others may wait for {'it' if len(record.ranks) == 1 else 'them'} in sends and receives, which gloo doesn't record"
+            return f"{no_record_of(hang)} {who}: others may wait for {'it' if len(record.ranks) == 1 else 'them'} in sends and receives, which gloo doesn't record"
         return f"one or more of {who} keep the others waiting: they called nothing in which they would wait"
     if len(alike) > 1:
         by_cause = {cause: [lag for lag in record.lags if lag.cause is cause] for cause in LagCause}
@@ -198,7 +201,7 @@ def _in_general(cause: LagCause, lags: Sequence[Lag], hang: Hang) -> str:
         return f"{who} never came to the call{'' if one else 's'} in which the others wait"
     if cause is LagCause.STUCK:
         return f"{who} {'has' if one else 'have'} not done what others have finished: {'its GPU' if one else 'their GPUs'} failed, or stands still"
-    return f"no dump of {who}, for which others wait"
+    return f"{no_record_of(hang)} {who}, for which others wait"
 
 
 def _why_behind(found: HangVerdict, record: RecordedHang, hang: Hang) -> str:
@@ -247,6 +250,10 @@ LOOK_AT_ITS_GPU = Fix(
 
 
 def _gather_dumps(silent: Sequence[int], hang: Hang) -> Fix:
+    if hang.server:
+        return Fix(
+            f"See on its host whether {numbers_named(silent, hang)} is stopped or gone", ("ddpdoctor jobs --hang",)
+        )
     why = "Where it wrote none, it was gone or stopped before: its log says why, or the kernel's"
     return Fix(f"Gather the dump of {numbers_named(silent, hang)}, from its host. {why}", (KILLED_LINES,))
 

@@ -79,6 +79,8 @@ def _lines(frames: Sequence[Frame | None]) -> str:
 def _workers(stand: RankState, stuck: list[Watched]) -> str:
     if stand.place.where is PlaceKind.DATA:
         return f", and stands in the data set, {where(stand.place)}"
+    if not stuck and stand.last.is_own_word:
+        return ""
     if not stuck:
         return ", and no worker is there" if not stand.rank.workers else ""
     places = listed(dict.fromkeys(where(worker_place(worker.last)) for worker in stuck), most=2)
@@ -98,6 +100,8 @@ def _why_no_data(stand: RankState, stuck: list[Watched]) -> str:
     held = [worker for worker in stuck if worker.last.state == "D"]
     if held:
         return f"The kernel holds {plural(len(held), 'worker')} in {held[0].last.waits_in or 'a disk or network file system'}."
+    if stand.place.where is PlaceKind.LOADER and stand.last.is_own_word:
+        return "Where its workers stand, only a look on its host shows: ddpdoctor jobs --hang."
     if stand.place.where is PlaceKind.LOADER and not stand.rank.workers:
         return "Its workers are gone, killed perhaps: the DataLoader notices only a worker's end that it waits for."
     stopped = [worker for worker in stuck if worker.last.state in "Tt"]
@@ -177,7 +181,10 @@ def rank_busy_outside_collectives(found: HangVerdict, hang: Hang) -> Finding:
     who = named(found.culprits, hang)
     does = ("is busy", "are busy") if found.moving else ("stands", "stand")
     moving = "It made progress between the two looks."
-    still = "It was in the same place in both looks, and used no processor in between."
+    used = (
+        "whether it computes there, a debug server doesn't tell" if hang.server else "and used no processor in between"
+    )
+    still = f"It was in the same place in both looks{';' if hang.server else ','} {used}."
     waits_for = _what_it_waits_for(found.culprits[0])
     return Finding.of(
         summary_of(found, hang, *does, f"in {found.where}"),

@@ -74,6 +74,7 @@ def jobs(
     hang: Literal[True],
     dumps: Sequence[str] = (),
     ras: bool = False,
+    debug_server: str | None = None,
     seconds: int | None = None,
 ) -> HangResult: ...
 @overload
@@ -83,6 +84,7 @@ def jobs(
     hang: bool = False,
     dumps: Sequence[str] = (),
     ras: bool = False,
+    debug_server: str | None = None,
     seconds: int | None = None,
 ) -> JobsResult | HangResult: ...
 def jobs(
@@ -91,6 +93,7 @@ def jobs(
     hang: bool = False,
     dumps: Sequence[str] = (),
     ras: bool = False,
+    debug_server: str | None = None,
     seconds: int | None = None,
 ) -> JobsResult | HangResult:
     """Look at the training jobs that run on this host; no process is stopped, signalled or attached to.
@@ -100,11 +103,12 @@ def jobs(
         hang: say why it is stuck: where each rank stands, and what the others wait for.
         dumps: of torch's flight recorder: folders, files, or patterns; also from other hosts.
         ras: with `hang`, ask NCCL's RAS, too.
+        debug_server: HOST:PORT of torch's debug server: with `hang`, ask it for the ranks of all hosts, instead of the processes of this one.
         seconds: how long `hang` watches; None: 3.
 
     Raises:
         UsageError: the arguments contradict each other.
-        NoVerdictError: there is no such job, more than one is meant, or the processes can't be seen.
+        NoVerdictError: there is no such job, more than one is meant, the processes can't be seen, or the debug server tells nothing.
     """
     name = None if job is None else str(job)
     if name is not None and not name.strip():
@@ -114,7 +118,28 @@ def jobs(
         raise UsageError("--seconds is for --hang")
     if ras and not hang:
         raise UsageError("--ras is for --hang")
+    if debug_server is not None:
+        refuse_empty(debug_server=debug_server)
+        return _served_hang(debug_server, seconds, alone=hang and name is None and not dumps and not ras)
     return _hang(name, hang, dumps, ras, seconds) if hang or dumps else _overview(name)
+
+
+def _served_hang(address: str, seconds: int | None, *, alone: bool) -> HangResult:
+    from ddpdoctor.checks.catalogue import catalogue
+    from ddpdoctor.hang.debug_server.pages import parse_address
+    from ddpdoctor.hang.examining import SECONDS, NotExaminedError, examine_server
+
+    if not alone:
+        raise UsageError(
+            "--debug-server is for --hang, without a job, --dumps and --ras: the server tells of its own job alone"
+        )
+    server = parse_address(address)
+    if server is None:
+        raise UsageError(f"--debug-server {address}: it must be HOST:PORT, as node0:25999")
+    try:
+        return HangResult(examine_server(server, catalogue(), seconds or SECONDS))
+    except NotExaminedError as error:
+        raise NoVerdictError(COMMAND, [str(error)], error.host) from error
 
 
 def _hang(name: str | None, hang: bool, dumps: Sequence[str], ras: bool, seconds: int | None) -> HangResult:

@@ -35,6 +35,13 @@ def jobs(
             help="With --hang, ask NCCL's RAS (2.29.2 or later), too; a job that sets up process groups just then could crash.",
         ),
     ] = False,
+    debug_server: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="With --hang, ask torch's debug server for the ranks of all hosts, instead of this host's processes.",
+        ),
+    ] = None,
     seconds: Annotated[
         int | None,
         typer.Option(metavar="S", min=1, max=600, help="How long --hang watches.  [default: 3]"),
@@ -63,6 +70,8 @@ def jobs(
     from ddpdoctor.api import running_jobs
 
     with form.refusals():
-        result = running_jobs.jobs(job, hang=hang, dumps=dumps or (), ras=ras, seconds=seconds)
+        result = running_jobs.jobs(
+            job, hang=hang, dumps=dumps or (), ras=ras, debug_server=debug_server, seconds=seconds
+        )
     form.print(result)
     raise typer.Exit(result.exit_code(strict=strict))

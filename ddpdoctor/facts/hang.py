@@ -11,6 +11,8 @@ from ddpdoctor.base.unknown import Facts, Maybe, Source, Unknown
 NOT_COUNTED = Unknown("it was not counted")
 ENDED_STATES = ("Z", "X")
 """Kernel letters of a process that is none any more."""
+STATE_UNTOLD = "?"
+"""In place of the kernel's letter, where a rank has told its stack itself and nobody has looked at its process."""
 NOT_FOUND = "no process on this host is this rank"
 """Why a rank is gone that no process ever was while it was looked for: it may not have been started."""
 
@@ -34,7 +36,7 @@ class RankLook(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""
     """"py-spy", "faulthandler"; or why there are no frames."""
     state: str = "S"
-    """The kernel's letter."""
+    """The kernel's letter, or STATE_UNTOLD: then nothing is known of processor, wake-ups and bytes."""
     waits_in: str = ""
     """wchan."""
     cpu_seconds: float = 0.0
@@ -52,9 +54,14 @@ class RankLook(msgspec.Struct, frozen=True, kw_only=True):
     def has_ended(self) -> bool:
         return self.state in ENDED_STATES
 
+    @property
+    def is_own_word(self) -> bool:
+        """Whether the rank has told its stack itself, as torch's debug server lets it."""
+        return self.state == STATE_UNTOLD
+
 
 class Watched(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that was looked at twice, and its stack many times in between."""
+    """A process that was looked at twice, and its stack many times in between. pid: 0 where nobody tells it."""
 
     pid: int
     looks: tuple[RankLook, ...] = ()
@@ -97,6 +104,8 @@ class WatchedRank(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[Watched, ...] = ()
     gone: str = ""
     """Why there is no process: "no such process", "Z: it has ended, and its parent has not taken note" ...; "" where there is one."""
+    counters: tuple[str, ...] = ()
+    """torch's wait counters that it was within at the last look: "c10d.new_group". The debug server tells them."""
 
 
 class RecordedCollective(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,10 +178,12 @@ class Hang(Facts, frozen=True, kw_only=True):
     """0: not known."""
     backend: Annotated[str, Source("names of threads")] = ""
     """"nccl", "gloo", "nccl and gloo"; "" where it can't be told."""
+    server: Annotated[str, Source("--debug-server")] = ""
+    """HOST:PORT of torch's debug server, where that told all this of the ranks of all hosts; "" where their processes were looked at."""
     groups: Annotated[int, Source("names of threads")] = 0
     """The most process groups that one of its ranks is in, by what each of them starts; 0: not known."""
     ranks: Annotated[tuple[WatchedRank, ...], Source("py-spy, /proc")] = ()
-    """Of this host, by rank; also those that should be here and are not."""
+    """Of this host, with a debug server of all hosts, by rank; also those that should be there and are not."""
     between: Annotated[float, Source("ddpdoctor's clock")] = 0.0
     """Of the two looks."""
     paused: Annotated[float, Source("ddpdoctor's clock")] = 0.0

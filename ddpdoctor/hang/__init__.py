@@ -5,6 +5,7 @@ In comes a job of this host, or dumps; out goes one cause with the ranks whose i
 
 __all__ = [
     "certainty",
+    "debug_server",
     "evidence",
     "examining",
     "fixes",

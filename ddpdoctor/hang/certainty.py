@@ -79,7 +79,8 @@ def severity_of(found: HangVerdict, hang: Hang) -> Severity:
     record = found.record or record_of(hang)
     if found.kind is HangCause.RENDEZVOUS and not everybody and not found.waiting:
         return WARN  # Another host's rank may still prepare its data.
-    if not rests_on_stillness(found) and (record is not None or (everybody and "nccl" not in hang.backend)):
+    blocking = "nccl" not in hang.backend and not (hang.server and not hang.backend)
+    if not rests_on_stillness(found) and (record is not None or (everybody and blocking)):
         # Over NCCL a call may wait for what was called long before.
         return FAIL
     return FAIL if hang.between >= STALL_SECONDS or (record is not None and record.waited >= STALL_SECONDS) else WARN
@@ -100,6 +101,8 @@ def longer_may_tell(hang: Hang) -> bool:
 
 def _has_no_live_worker(state: RankState) -> bool:
     """Whether its DataLoader's workers are stopped, or gone."""
+    if state.last.is_own_word:
+        return False
     if state.where is not PlaceKind.LOADER or (state.rank.workers and not state.busy_workers):
         return False
     return all(watched.last.state in ("T", "t") for watched in state.busy_workers)
@@ -107,7 +110,7 @@ def _has_no_live_worker(state: RankState) -> bool:
 
 def _may_move_unseen(state: RankState) -> bool:
     """Whether others may work for it, which is in none of the kernel's figures of a process, nor is what goes over sockets."""
-    if state.where in WORK_OF_OTHERS:
+    if state.where in WORK_OF_OTHERS or (state.last.is_own_word and not state.place.meets):
         return True
     own = () if state.place.meets or state.where is PlaceKind.LOADER else (state.rank.watched,)
     looks = (look for process in (*own, *state.busy_workers) if process for look in process.looks)
@@ -130,7 +133,7 @@ def _movements_of_rank(state: RankState) -> Iterator[str]:
     watched = state.rank.watched
     if state.activity in (RankActivity.GONE, RankActivity.STOPPED):
         return
-    if watched is None or len(watched.looks) < 2:
+    if watched is None or len(watched.looks) < 2 or (watched.last.is_own_word and not watched.last.frames):
         yield "whether it moved can't be told"
         return
     yield from _movements_of_process(watched, state)
@@ -150,6 +153,8 @@ def _movements_of_process(watched: Watched, state: RankState) -> Iterator[str]:
         return
     if watched.last.frames and not watched.still:
         yield "stood elsewhere in between"
+    if watched.last.is_own_word:
+        return
     first, last = watched.looks[0], watched.looks[-1]
     yield from _wake_ups("its main thread", first.main_wakes, last.main_wakes)
     if state.where in PLACES_OF_OWN_THREADS and last.waits_in.startswith("futex"):

@@ -14,7 +14,7 @@ from ddpdoctor.facts.hang import Frame, Hang, Watched
 from ddpdoctor.hang.certainty import is_definite, movements
 from ddpdoctor.hang.flight_recorder.wait_graph import Lag, LagCause, RecordedHang, RecordedSign
 from ddpdoctor.hang.rank_states import RankActivity, RankState, bytes_moved, cores_used
-from ddpdoctor.hang.verdict import GATHER_DUMP, HangVerdict
+from ddpdoctor.hang.verdict import HangVerdict, ask_for_record
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.torch_frames import PlaceKind, file_line, is_users_code, where, worker_place
 
@@ -80,8 +80,13 @@ def not_known(found: HangVerdict, hang: Hang) -> str:
         others = [rank for rank in range(hang.world_size) if rank not in here]
         parts.append(f"Nothing is known of {ranks_named(others)}: not on this host, or not found.")
     if found.record and found.record.missing:
-        parts.append(f"There is no dump of {ranks_named(found.record.missing)}: {GATHER_DUMP}.")
+        parts.append(f"There is {no_record_of(hang)} {ranks_named(found.record.missing)}: {ask_for_record(hang)}.")
     return capital(" ".join(parts))
+
+
+def no_record_of(hang: Hang) -> str:
+    """Say, in front of a rank, that nothing tells what it has called."""
+    return "no answer from the flight recorder of" if hang.server else "no dump of"
 
 
 def timeout_words(hang: Hang) -> str:
@@ -108,16 +113,20 @@ def evidence_of(found: HangVerdict, hang: Hang) -> tuple[Evidence, ...]:
     shown = list(groups.values())[:MAX_SHOWN]
     evidence = [piece for members in shown for piece in _evidence_of_ranks(members, hang)]
     if more := len(found.culprits) - sum(map(len, shown)):
-        evidence.append(told(hang, "ranks", f"and {plural(more, 'more rank')}"))
+        evidence.append(_told(hang, f"and {plural(more, 'more rank')}"))
     if found.waiting:
-        evidence.append(told(hang, "ranks", what_they_do(found.waiting, hang)))
+        evidence.append(_told(hang, what_they_do(found.waiting, hang)))
     if found.record:
         evidence += evidence_of_record(found.record, hang)
     if slow := describe_movement(found, hang):
-        evidence.append(told(hang, "ranks", slow))
+        evidence.append(_told(hang, slow))
     if unknown := not_known(found, hang):
         evidence.append(Evidence(unknown, "what could be seen"))
     return tuple(evidence)
+
+
+def _told(hang: Hang, text: str) -> Evidence:
+    return Evidence(text, "torch's debug server") if hang.server else told(hang, "ranks", text)
 
 
 def describe_movement(found: HangVerdict, hang: Hang) -> str:
@@ -134,7 +143,7 @@ def _evidence_of_ranks(states: Sequence[RankState], hang: Hang) -> Iterator[Evid
     yield from _evidence_of_rank(first, hang)
     if others:
         pids = listed((state.pid for state in others if state.pid), most=8)
-        yield told(hang, "ranks", f"the same of {named(others, hang)}{f' (pid {pids})' if pids else ''}")
+        yield _told(hang, f"the same of {named(others, hang)}{f' (pid {pids})' if pids else ''}")
 
 
 def _evidence_of_rank(state: RankState, hang: Hang) -> Iterator[Evidence]:
@@ -142,10 +151,10 @@ def _evidence_of_rank(state: RankState, hang: Hang) -> Iterator[Evidence]:
     who = f"rank {state.number} ({', '.join(filter(None, details))})".replace(" ()", "")
     watched = state.rank.watched
     if state.activity is RankActivity.GONE:
-        yield told(hang, "ranks", f"{who} is gone: {state.rank.gone or 'its process has ended'}")
+        yield _told(hang, f"{who} is gone: {state.rank.gone or 'its process has ended'}")
         return
     at = f"in {where(state.place)}{_describe_process(watched, meets=state.place.meets)}"
-    yield told(hang, "ranks", f"{who} {state.activity.value}, {at}")
+    yield _told(hang, f"{who} {state.activity.value}, {at}")
     if watched and watched.last.frames:
         yield Evidence(f"rank {state.number} is in {_stack(watched.last.frames)}", watched.last.source)
     if watched and state.where in (PlaceKind.LEAVING, PlaceKind.LOCK):
@@ -165,7 +174,7 @@ def _evidence_of_worker(worker: Watched, rank: int) -> Evidence:
 
 def _describe_process(watched: Watched | None, *, meets: bool = False) -> str:
     """Say what a process did between two looks, as the end of a sentence. meets: it waits for other ranks."""
-    if watched is None or len(watched.looks) < 2:
+    if watched is None or len(watched.looks) < 2 or watched.last.is_own_word:
         return ""
     first, last = watched.looks[0], watched.looks[-1]
     state = f"state {last.state}{f' in {last.waits_in}' if last.waits_in else ''}"
@@ -204,7 +213,8 @@ def evidence_of_record(record: RecordedHang, hang: Hang) -> list[Evidence]:
     """Say what flight recorders or RAS tell of the group."""
     found = [Evidence(text, record.source) for text in _describe_record(record, hang)]
     if record.waited:
-        found.append(Evidence(f"it had waited {record.waited:.0f} s when the dump was written", record.source))
+        when = "when it was asked" if hang.server else "when the dump was written"
+        found.append(Evidence(f"it had waited {record.waited:.0f} s {when}", record.source))
     return found
 
 
@@ -246,7 +256,7 @@ def _describe_lag_of_record(lags: Sequence[Lag], hang: Hang) -> Iterator[str]:
     text = {
         LagCause.ABSENT: f"{others} called {call}, {who} did not",
         LagCause.STUCK: f"{others} {_have(first.others)} done {call}, {who} called it and {_have(lags)} not",
-        LagCause.SILENT: f"{others} called {call}; of {who} there is no dump",
+        LagCause.SILENT: f"{others} called {call}; there is {no_record_of(hang)} {who}",
     }[first.cause]
     yield f"group {first.group}: {text}"
     if first.last:
@@ -266,7 +276,7 @@ def describe_lags(lags: Sequence[Lag], hang: Hang) -> str:
             f"{who} {_have(lags)} not done {call}, which {others} {_have(first.others)}: {gpu} failed, or stands still"
         )
     if first.cause is LagCause.SILENT:
-        return f"no dump of {who}: {others} {wait} for {'it' if len(lags) == 1 else 'them'} in {call}"
+        return f"{no_record_of(hang)} {who}: {others} {wait} for {'it' if len(lags) == 1 else 'them'} in {call}"
     end = "the other end of " if "->" in first.call or "<-" in first.call else ""
     return f"{who} never called {end}{call}, where {others} {wait}"
 

@@ -20,6 +20,8 @@ from ddpdoctor.engine.explanations import Explanation
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.hang import Hang, RasCount
 from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.hang.debug_server.pages import NotServedError, ServerAddress
+from ddpdoctor.hang.debug_server.server_look import look_at_server
 from ddpdoctor.hang.flight_recorder.collect_dumps import Dumps, dumps_of, read_dumps
 from ddpdoctor.hang.judging import groups_of_hangs, judge_hang
 from ddpdoctor.hang.permission import command_line
@@ -31,6 +33,10 @@ from ddpdoctor.processes.jobs import TrainingJob, jobs_of
 from ddpdoctor.processes.overview import UnknownJobError, jobs_there, named_job
 
 SECONDS: Final = 3
+WHERE_IT_IS: Final = (
+    "It listens on rank 0's host, where each rank has called torch.distributed.debug.start_debug_server(port=25999), "
+    "or the job was started by: ddpdoctor run --debug-server 25999 -- COMMAND"
+)
 RAS_GRACE_SECONDS: Final = 5.0
 """So long NCCL's RAS may take beyond the look itself."""
 
@@ -84,6 +90,29 @@ def examine_job(
     snapshot = collect_facts(Context(sys.executable, "ddpdoctor", quick=True, asked=asked), groups_of_hangs(catalogue))
     job = _find_job(snapshot, name, needed=not dumps, alone=alone) if watched else None
     return judge_hang(snapshot, _look(snapshot, job, dumps, seconds, with_ras=ras), catalogue)
+
+
+def examine_server(server: ServerAddress, catalogue: Catalogue, seconds: int = SECONDS) -> Examination:
+    """Look at the job of which torch's debug server tells, on whatever hosts its ranks are, and judge it.
+
+    Args:
+        server: where it listens.
+        catalogue: the checks that judge.
+        seconds: how long its ranks are watched.
+
+    Raises:
+        NotExaminedError: it tells nothing.
+    """
+    snapshot = collect_facts(Context(sys.executable, "ddpdoctor", quick=True), groups_of_hangs(catalogue))
+    with closing(StatusLine(lambda passed: f"Asking torch's debug server at {server} ({passed:.0f} s)", delay=0.3)):
+        work = look_at_server(server, seconds)
+        try:
+            hang = asyncio.run(until_stopped(work, lambda: "Stopped. Nothing is left running."))
+        except NotServedError as error:
+            raise NotExaminedError(
+                f"torch's debug server at {server} can't be asked: {error}. {WHERE_IT_IS}", snapshot.host
+            ) from None
+    return judge_hang(snapshot, hang, catalogue)
 
 
 def _find_job(snapshot: Snapshot, name: str | None, *, needed: bool, alone: bool) -> TrainingJob | None:

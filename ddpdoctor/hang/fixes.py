@@ -34,9 +34,10 @@ def full_stacks(hang: Hang, states: Sequence[RankState], workers: Sequence[int] 
     return (Fix(text, tuple(f"{shlex.quote(hang.py_spy)} dump --native --pid {pid}" for pid in pids)),) if pids else ()
 
 
-def look_again(hang: Hang) -> str:
-    """Word the command that looks at this job; of dumps alone it isn't known which that is."""
-    return shlex.join(["ddpdoctor", "jobs", "--hang", *([hang.job] if hang.job else [])])
+def look_again(hang: Hang, seconds: int | None = None) -> str:
+    """Word the command that looks at this job, for so many seconds; of dumps alone it isn't known which that is."""
+    job = ["--debug-server", hang.server] if hang.server else [hang.job] if hang.job else []
+    return shlex.join(["ddpdoctor", "jobs", "--hang", *job, *(["--seconds", str(seconds)] if seconds else [])])
 
 
 def look_on_other_hosts(hang: Hang) -> tuple[Fix, ...]:

@@ -125,6 +125,8 @@ def _state_of(rank: WatchedRank, hang: Hang) -> RankState:
         return RankState(rank, RankActivity.STOPPED, place)
     if len(watched.looks) < 2:
         return RankState(rank, RankActivity.UNSEEN, place)
+    if watched.last.is_own_word and watched.moved and place.where is PlaceKind.UNSEEN:
+        return RankState(rank, RankActivity.MOVES, place, progress=True)  # Its recorder tells so.
     before = place_of(watched.looks[0])
     works = bytes_moved(watched) > MIN_PROGRESS_BYTES
     changed = _is_elsewhere(before, place) or _moved_between(watched)
@@ -133,8 +135,8 @@ def _state_of(rank: WatchedRank, hang: Hang) -> RankState:
     computes = cores_used(watched) > BUSY_CORES
     activity = _activity(watched, before, place, hang, works=works, computes=computes, changed=changed)
     # One that waits for something in a loop changes its place, too, and does nothing; a checkpoint that goes to a slow disk or
-    # over a network needs no processor.
-    telling = cores_used(watched) > IDLE_CORES or place.where in CHECKPOINTS
+    # over a network needs no processor; of who tells its own stack nobody knows the processor time.
+    telling = cores_used(watched) > IDLE_CORES or place.where in CHECKPOINTS or watched.last.is_own_word
     progress = works or computes or _is_elsewhere(before, place) or (changed and telling)
     return RankState(rank, activity, _with_constant_frame(place, watched), progress)
 

@@ -89,7 +89,8 @@ def not_dumped(hang: Hang) -> str:
     """Say which ranks have no dump, as the beginning of a sentence; "" where all have one, or none was read."""
     members = set(all_ranks(hang.recorded, hang.world_size)) if hang.recorded else set()
     missing = members - {recorded.rank for recorded in hang.recorded}
-    return f"No dump of {ranks_named(missing)}, of {len(members)} ranks" if missing else ""
+    what = "No answer from the flight recorder" if hang.server else "No dump"
+    return f"{what} of {ranks_named(missing)}, of {len(members)} ranks" if missing else ""
 
 
 def counts_move(hang: Hang) -> bool:
@@ -156,10 +157,11 @@ def _distinguish(by_rank: Mapping[int, RecordedCollective]) -> dict[int, str]:
     names = {rank: call_name(call.name) for rank, call in by_rank.items()}
     if len(set(names.values())) > 1 or next(iter(names.values())) not in SAME_SHAPE_COLLECTIVES:
         return names
-    return {rank: f"{names[rank]} {_shape(call)}".strip() for rank, call in by_rank.items()}
+    return {rank: f"{names[rank]} {shape_of(call)}".strip() for rank, call in by_rank.items()}
 
 
-def _shape(call: RecordedCollective) -> str:
+def shape_of(call: RecordedCollective) -> str:
+    """Word the type and the sizes of what a call was given: "Float[4, 2x3]"; "" where they weren't recorded."""
     shapes = ["x".join(map(str, shape)) or "scalar" for shape in call.shapes]
     types = list(dict.fromkeys(call.dtypes))
     return f"{'/'.join(types)}[{', '.join(shapes[:3])}{', ...' if len(shapes) > 3 else ''}]" if shapes or types else ""

@@ -14,6 +14,7 @@ from ddpdoctor.engine.examination import Examination, Verdict
 from ddpdoctor.facts.hang import Frame, Hang, Watched
 from ddpdoctor.hang.certainty import STALL_SECONDS, longer_may_tell, movements
 from ddpdoctor.hang.evidence import named
+from ddpdoctor.hang.fixes import look_again
 from ddpdoctor.hang.judging import hang_of, job_of
 from ddpdoctor.hang.rank_states import (
     RankActivity,
@@ -24,6 +25,7 @@ from ddpdoctor.hang.rank_states import (
     with_activity,
 )
 from ddpdoctor.hang.recorded_hang import not_dumped
+from ddpdoctor.hang.told_calls import describe_calls
 from ddpdoctor.knowledge.torch_frames import PlaceKind, StackPlace, file_line, is_users_code, where, worker_place
 from ddpdoctor.processes.render_jobs import described
 
@@ -141,14 +143,27 @@ def rows(examination: Examination) -> list[tuple[str, str]]:
             ("", described(job)),
             ("launcher", f"pid {first.pid} {state}" if state else ""),
         ]
-    if any(rank.watched for rank in hang.ranks):
+    if hang.server:
+        found += [
+            ("asked", f"torch's debug server at {hang.server}, {_where_ranks_run(hang)}"),
+            ("recorders", hang.dumps),
+        ]
+    elif any(rank.watched for rank in hang.ranks):
         found.append(("watched", _watched(hang)))
-    found.append(("dumps", hang.dumps if hang.recorded or not hang.job or "nccl" in hang.backend else ""))
+    found.append(
+        ("dumps", "" if hang.server else hang.dumps if hang.recorded or not hang.job or "nccl" in hang.backend else "")
+    )
     found += [("refused", text) for text in hang.refused]
     if "nccl" in hang.backend:
         asked = f"{plural(len(hang.counts), 'count')} of operations, asked twice" if hang.counts else hang.ras
         found.append(("RAS", asked))
     return [(label, one_line(text)) for label, text in found if text]
+
+
+def _where_ranks_run(hang: Hang) -> str:
+    hosts = {rank.host for rank in hang.ranks} - {""}
+    on = f" on {plural(len(hosts), 'host')}" if hosts else ""
+    return f"{plural(len(hang.ranks), 'rank')}{on}, for {hang.between:.1f} s"
 
 
 def _watched(hang: Hang) -> str:
@@ -191,6 +206,8 @@ def _group(members: Sequence[RankState], hang: Hang) -> Group:
     if not _goes_on(first):
         called_from = "" if first.activity is RankActivity.GONE else _called_from(first.place)
         details = [*([called_from] if called_from else []), *details, *_workers(members)]
+    if hang.server:
+        details += describe_calls(members, hang)
     return Group(named(members, hang), one_line(_words(members)), tuple(map(one_line, details)), first.last.frames)
 
 
@@ -287,9 +304,11 @@ def advice(examination: Examination) -> str:
     if not any(state.last.frames for state in stands):
         return ""
     seconds = min(MAX_SECONDS, max(round(STALL_SECONDS), LONGER_FACTOR * round(hang.between)))
-    command = f"ddpdoctor jobs --hang {hang.job} --seconds {seconds}"
+    command = look_again(hang, seconds)
     if examination.verdict is not Verdict.WARN:
         return f"A step may take longer than that; to look longer: {command}"
+    if hang.server:
+        return f"A slow step looks the same: exit code 0, or 1 with --strict. To look longer: {command}"
     return f"A slow step looks the same: exit code 0, or 1 with --strict. If still for {STALL_SECONDS:.0f} s, it fails: {command}"
 
 

@@ -14,8 +14,8 @@ import msgspec
 
 from ddpdoctor.base.text import masked
 from ddpdoctor.facts.hang import Frame, RankLook, Watched
-from ddpdoctor.knowledge.torch_frames import place_of
-from ddpdoctor.probes.py_spy import PARENTS_FRAMES, py_spy, run_at, side_by_side
+from ddpdoctor.knowledge.torch_frames import PARENTS_FRAMES, place_of
+from ddpdoctor.probes.py_spy import py_spy, run_at, side_by_side
 
 RATE: Final = 100
 """Samples a second; one process costs some 0.05 s of processor time a second then."""
@@ -75,10 +75,11 @@ def parse_samples(pid: int, output: bytes) -> Watched:
     if main is None and len(by_thread) == 1:
         # From outside of a container its number is another, and without the module threading it has no name.
         [main] = by_thread.values()
-    return _compare(pid, main) if main else Watched(pid=pid)
+    return compare_stacks(pid, main) if main else Watched(pid=pid)
 
 
-def _compare(pid: int, stacks: Counter[tuple[str, ...]]) -> Watched:
+def compare_stacks(pid: int, stacks: Counter[tuple[str, ...]]) -> Watched:
+    """Compare the stacks in which a process was seen, each "function (path:line)" from the outermost call on, and how often."""
     calls: Counter[tuple[str, ...]] = Counter()
     for stack, count in stacks.items():
         calls[_calls(stack)] += count

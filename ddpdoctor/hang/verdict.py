@@ -32,6 +32,7 @@ ALONE_SECONDS: Final = 60.0
 """So long ranks may well wait for one that does something alone."""
 BARRIERS: Final = ("barrier", "monitored_barrier")
 GATHER_DUMP: Final = "gather it, or look at what is missing first: a rank that can't dump is often the culprit"
+LOOK_AT_SILENT: Final = "look at it on its host first: a rank that can't answer is often the culprit"
 CAUSE_OF_SIGN: Final = {
     RecordedSign.MISMATCH: HangCause.DESYNC,
     RecordedSign.FORK: HangCause.DESYNC,
@@ -117,10 +118,11 @@ def verdict_for(hang: Hang, kind: HangCause) -> HangVerdict | None:
 def verdict_of(hang: Hang) -> HangVerdict | None:
     """Judge why a job hangs; None where it moves on, or does nothing that could hang. Raises NotKnown where that can't be told."""
     states = states_of(hang)
-    if all(state.activity is RankActivity.GONE for state in states):
-        return _judge_records(hang, states)
+    gone, unseen = with_activity(states, RankActivity.GONE), with_activity(states, RankActivity.UNSEEN)
+    if len(gone) == len(states) or (hang.server and hang.recorded and len(gone) + len(unseen) == len(states)):
+        return _judge_records(hang, gone)
     found = _judge_blocked(states) or _judge_waits(states, hang)
-    return found and msgspec.structs.replace(found, unseen=with_activity(states, RankActivity.UNSEEN))
+    return found and msgspec.structs.replace(found, unseen=unseen)
 
 
 # --- dumps alone --------------------------------------------------------------------------------------------------------
@@ -130,7 +132,7 @@ def _judge_records(hang: Hang, gone: Sequence[RankState]) -> HangVerdict | None:
     record = record_of(hang)
     if record:
         culprits = tuple(state for state in gone if state.number in record.ranks)
-        return HangVerdict(kind=_cause_of(record), culprits=culprits, record=record)
+        return HangVerdict(kind=_cause_of(record, hang), culprits=culprits, record=record)
     if gone:
         raise NotKnown("all ranks of this host are gone, and no flight recorder tells what they did: see the log")
     missing = not_dumped(hang)
@@ -139,7 +141,7 @@ def _judge_records(hang: Hang, gone: Sequence[RankState]) -> HangVerdict | None:
     if counts_move(hang) or (all_done and not missing):
         return None
     if missing:
-        raise NotKnown(f"{missing}: {GATHER_DUMP}")
+        raise NotKnown(f"{missing}: {ask_for_record(hang)}")
     if hang.recorded:
         ranks = ranks_named(recorded.rank for recorded in hang.recorded)
         raise NotKnown(
@@ -148,9 +150,16 @@ def _judge_records(hang: Hang, gone: Sequence[RankState]) -> HangVerdict | None:
     raise NotKnown("all ranks have begun the same collectives, by NCCL's RAS: it doesn't say whether they are done")
 
 
-def _cause_of(record: RecordedHang) -> HangCause:
+def _cause_of(record: RecordedHang, hang: Hang) -> HangCause:
     cause = CAUSE_OF_SIGN[record.sign]
-    return HangCause.TIMED_OUT if record.timed_out and cause is not HangCause.DESYNC else cause
+    # What a debug server tells, no timeout has written.
+    timed_out = record.timed_out and not hang.server
+    return HangCause.TIMED_OUT if timed_out and cause is not HangCause.DESYNC else cause
+
+
+def ask_for_record(hang: Hang) -> str:
+    """Say what to do about a rank of which there is no record, as the end of a sentence."""
+    return LOOK_AT_SILENT if hang.server else GATHER_DUMP
 
 
 # --- ranks that can do nothing ------------------------------------------------------------------------------------------
@@ -185,7 +194,8 @@ def _judge_blocked(states: Sequence[RankState]) -> HangVerdict | None:
 
 def _judge_waits(states: Sequence[RankState], hang: Hang) -> HangVerdict | None:
     if all(state.activity in (RankActivity.UNSEEN, RankActivity.GONE) for state in states):
-        raise NotKnown(hang.hidden[0] if hang.hidden else "no rank could be looked into")
+        own_words = next((state.last.source for state in states if state.last.is_own_word), "")
+        raise NotKnown(own_words or (hang.hidden[0] if hang.hidden else "no rank could be looked into"))
     if with_activity(states, RankActivity.MOVES) or counts_move(hang):
         return None
     waiting = with_activity(states, RankActivity.WAITS)
@@ -217,7 +227,8 @@ def _judge_elsewhere(elsewhere: Sequence[RankState], waiting: tuple[RankState, .
         kind = HangCause.SLOW_0
     elif all(state.where is PlaceKind.GROUP for state in waiting):
         kind = HangCause.RENDEZVOUS
-    return HangVerdict(kind=kind, culprits=still, waiting=waiting)
+    fits = record and record.sign is RecordedSign.BEHIND and {state.number for state in still}.issuperset(record.ranks)
+    return HangVerdict(kind=kind, culprits=still, waiting=waiting, record=record if fits else None)
 
 
 def _is_loader_stuck(state: RankState) -> bool:
@@ -261,7 +272,9 @@ def _judge_all_waiting(states: Sequence[RankState], hang: Hang) -> HangVerdict |
     if record and record.sign is not RecordedSign.EVEN:
         culprits = tuple(state for state in waiting if state.number in record.ranks)
         others = tuple(state for state in waiting if state.number not in record.ranks)
-        return HangVerdict(kind=_cause_of(record), culprits=culprits, waiting=others, places=places, record=record)
+        return HangVerdict(
+            kind=_cause_of(record, hang), culprits=culprits, waiting=others, places=places, record=record
+        )
     stalled = HangVerdict(kind=HangCause.STALLED, culprits=waiting, places=places, record=record)
     sure = with_activity(waiting, RankActivity.WAITS)
     unsure = with_activity(waiting, RankActivity.PERHAPS)
@@ -270,7 +283,7 @@ def _judge_all_waiting(states: Sequence[RankState], hang: Hang) -> HangVerdict |
     if all(state.where is PlaceKind.GROUP for state in waiting):
         return HangVerdict(kind=HangCause.RENDEZVOUS, culprits=waiting, places=places)
     if len(places) == 1 or all(state.where is PlaceKind.PAIR for state in waiting):
-        return msgspec.structs.replace(stalled, kind=_cause_of(record)) if record else stalled
+        return msgspec.structs.replace(stalled, kind=_cause_of(record, hang)) if record else stalled
     # Different calls may belong to different groups by design: then most ranks say nothing about which is wrong.
     return stalled if hang.groups > 1 else _judge_different_calls(waiting, places)
 

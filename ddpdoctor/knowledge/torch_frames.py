@@ -79,6 +79,8 @@ WITHOUT_FOLDER: Final = frozenset({
     "code.py", "socketserver.py", "runpy.py",
 })  # fmt: skip
 """Python's own files that py-spy may name without their folder."""
+PARENTS_FRAMES: Final = ("multiprocessing/popen_fork.py", "multiprocessing/forkserver.py")
+"""From here outward the stack of a forked process is a copy of its parent's."""
 PYTHONS_FOLDERS: Final = ("multiprocessing/", "concurrent/", "asyncio/", "importlib/", "logging/", "http/", "urllib/")
 FORWARD: Final = "DDP's forward"
 """What it is called where DDP itself sends the model's buffers to the other ranks, before the model's own."""

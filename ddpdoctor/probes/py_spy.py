@@ -20,6 +20,7 @@ from ddpdoctor.base.async_work import within
 from ddpdoctor.base.ownership import ROOT
 from ddpdoctor.base.text import masked
 from ddpdoctor.facts.hang import Frame
+from ddpdoctor.knowledge.torch_frames import PARENTS_FRAMES
 from ddpdoctor.probes.proc import Proc
 from ddpdoctor.probes.programs import find_program, interpreter_of
 from ddpdoctor.probes.run_as import (
@@ -41,9 +42,6 @@ MAX_FRAMES: Final = 100
 MAX_THREADS: Final = 64
 MAX_OUTPUT_BYTES: Final = 16 << 20
 """Of each stream of py-spy's that are kept."""
-
-PARENTS_FRAMES: Final = ("multiprocessing/popen_fork.py", "multiprocessing/forkserver.py")
-"""From here outward the stack of a forked process is a copy of its parent's."""
 
 NAMESPACES: Final = ("ns/mnt", "ns/user")
 UNRESTRICTED_PTRACE: Final = "0"
