@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ddpdoctor.api.errors import NoVerdictError, UsageError, refuse_empty
@@ -58,6 +58,12 @@ class HangResult(HostResult):
         from ddpdoctor.hang.judging import hang_of
 
         return {"hang": hang_of(self._examination)}
+
+    def _other_hosts(self) -> Collection[str]:
+        from ddpdoctor.hang.judging import hang_of
+
+        server = hang_of(self._examination).server.rpartition(":")[0].strip("[]")
+        return (server,) if server else ()
 
     def document(self, *, verbose: bool = False, quiet: bool = False) -> Document:
         from ddpdoctor.hang.render import hang_document

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import sys
 from collections.abc import Collection
 from typing import Annotated
 
@@ -43,6 +44,16 @@ def run(
             help="Set torch's flight recorder and Python's fault handler on, unless you have set them yourself.",
         ),
     ] = True,
+    debug_server: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PORT",
+            min=1,
+            max=65535,
+            help="Start torch's debug server (2.10 or later) in the ranks, which has no password: "
+            "jobs --hang --debug-server asks it.",
+        ),
+    ] = None,
     remember: Annotated[
         bool,
         typer.Option(
@@ -62,6 +73,7 @@ def run(
     be run.
     """
     from ddpdoctor.run.added_settings import folder_for_dumps, settings_for
+    from ddpdoctor.run.debug_server import debug_server_settings
     from ddpdoctor.run.diagnosis import count_oom_kills, looks_at_jobs, one_of_many
     from ddpdoctor.run.output_file import OutputFile, OutputFileError
     from ddpdoctor.run.supervisor import RunOptions, supervise
@@ -79,13 +91,19 @@ def run(
     before = dict(os.environ)
     folder = folder_for_dumps(before) if settings else ""
     added = settings_for(command, before, f"{folder}/rank_" if folder else "") if settings else {}
+    many = one_of_many(before)
+    if debug_server is not None:
+        served = debug_server_settings(debug_server, command, before)
+        added.update(served.settings)
+        if not many:
+            print(served.note, file=sys.stderr, flush=True)
     code = supervise(
         RunOptions(
             command=command,
             environ={**before, **added},
             hang_after=hang_after if looks_at_jobs(before) else 0.0,
             keep=kept,
-            many=one_of_many(before),
+            many=many,
             dumps=folder,
             remember=remember,
             killed=count_oom_kills(),

@@ -12,6 +12,7 @@ Output that goes to a regular file isn't touched: the command writes into it its
 
 __all__ = [
     "added_settings",
+    "debug_server",
     "diagnosis",
     "output_file",
     "supervisor",

@@ -1,0 +1,178 @@
+"""torch's own debug server on real gloo jobs, in a network namespace of their own, since it listens on all addresses: started by the
+script, and by `ddpdoctor run`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.command import command, plain_environ
+from tests.support.running_jobs import state, wait_until
+
+pytestmark = [pytest.mark.root, pytest.mark.tool("unshare", "nsenter", "ip"), pytest.mark.slow]
+
+ALONE = ("unshare", "--net", "--uts", "sh", "-c", 'hostname localhost; ip link set lo up; exec "$@"', "sh")
+PORT = "25999"
+SCRIPT = str(Path(__file__).parent.parent / "support" / "served_training.py")
+
+
+class ServedJob:
+    """A job in a network namespace of its own."""
+
+    def __init__(self, folder: Path, process: subprocess.Popen[bytes]) -> None:
+        self.folder = folder
+        self.process = process
+
+    def output(self) -> str:
+        return (self.folder / "output.txt").read_text(errors="replace")
+
+    def wait_for(self, marker: str) -> int:
+        """Wait for what a rank leaves when it has come so far; its pid."""
+        wait_until(lambda: (self.folder / marker).exists(), lambda: f"{marker}: {self.output()}")
+        return int((self.folder / marker).read_text())
+
+    def do(self, what: str) -> None:
+        """Let all ranks do that, and wait until they are at it."""
+        (self.folder / ".go").write_text(what)
+        (self.folder / ".go").rename(self.folder / "go")
+        for rank in range(4):
+            self.wait_for(f"rank-{rank}.there")
+
+    def asked(self, *options: str) -> tuple[int, dict[str, Any]]:
+        """What `jobs --hang --debug-server` says of it, once all is there that it asks."""
+        told: list[tuple[int, dict[str, Any]]] = []
+
+        def answers() -> bool:
+            within = ["nsenter", f"--net=/proc/{self.process.pid}/ns/net"]
+            line = command(
+                "jobs", "--hang", "--debug-server", f"localhost:{PORT}", "--json", "--seconds", "1", *options
+            )
+            done = subprocess.run(
+                [*within, *line], env=plain_environ(), capture_output=True, text=True, timeout=90, check=False
+            )
+            assert "Traceback" not in done.stderr
+            assert done.stdout, done.stderr
+            report = json.loads(done.stdout)
+            told.append((done.returncode, report))
+            return "hang" in report
+
+        wait_until(answers, lambda: f"the server: {told[-1:]} {self.output()}")
+        return told[-1]
+
+
+@contextmanager
+def served(folder: Path, launch: Sequence[str], settings: Mapping[str, str] | None = None) -> Iterator[ServedJob]:
+    environ = {
+        **plain_environ(),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "SERVED_FOLDER": str(folder),
+        **(settings or {}),
+    }
+    with (folder / "output.txt").open("wb") as output:
+        process = subprocess.Popen(
+            [*ALONE, *launch],
+            env=environ,
+            cwd=folder,
+            stdout=output,
+            stderr=output,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    try:
+        yield ServedJob(folder, process)
+    finally:
+        for pid in pids_of(folder):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait(30)
+
+
+def pids_of(folder: Path) -> list[int]:
+    mark = f"SERVED_FOLDER={folder}\0".encode()
+    found = []
+    for name in filter(str.isdecimal, os.listdir("/proc")):  # noqa: PTH208
+        with suppress(OSError):
+            if mark in Path(f"/proc/{name}/environ").read_bytes():
+                found.append(int(name))
+    return found
+
+
+def torchrun(ranks: int = 4) -> list[str]:
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        str(ranks),
+        "--master-addr",
+        "127.0.0.1",
+        SCRIPT,
+    ]
+
+
+def assert_named(told: Mapping[str, Any], slug: str, words: str) -> None:
+    assert [finding["slug"] for finding in told["findings"]] == [slug], told["findings"]
+    assert words in told["findings"][0]["summary"]
+
+
+@pytest.mark.parametrize("by", ["run", pytest.param("script", marks=pytest.mark.thorough)])
+def test_a_healthy_job_moves_and_then_a_rank_brings_another_size(tmp_path: Path, by: str) -> None:
+    """Under torchrun, whether the script starts the server itself or doesn't know of it."""
+    launch = torchrun() if by == "script" else command("run", "--debug-server", PORT, "--", *torchrun())
+    with served(tmp_path, launch, {"SERVED_BY_SCRIPT": PORT if by == "script" else ""}) as job:
+        job.wait_for("rank-3.training")
+        code, told = job.asked()
+        assert (code, told["verdict"], told["findings"]) == (0, "ok", [])
+        assert [rank["host"] for rank in told["hang"]["ranks"]] == ["localhost"] * 4
+        job.do("shape")
+        code, told = job.asked()
+        assert code == 1
+        assert_named(told, "collective-desync", "rank 1 called all_reduce Float[7] at number")
+        assert "ranks 0, 2 and 3 called all_reduce Float[4]" in told["findings"][0]["summary"]
+
+
+def test_run_starts_it_and_it_leads_over_groups_to_the_rank_that_all_wait_for(tmp_path: Path) -> None:
+    """By each rank for itself, without a launcher's store; then a rank is stopped."""
+    script = f"for r in 0 1 2 3; do RANK=$r WORLD_SIZE=4 MASTER_ADDR=127.0.0.1 MASTER_PORT=29511 {sys.executable} {SCRIPT} & done; wait"
+    launch = command("run", "--debug-server", PORT, "--hang-after", "0", "--", "sh", "-c", script)
+    with served(tmp_path, launch) as job:
+        job.do("chain")
+        code, told = job.asked("--strict")
+        assert code == 1
+        assert_named(told, "rank-busy-outside-collectives", "rank 3 stands in sleep_for_good (served_training.py:")
+        assert "ranks 0-2 wait for it in all_reduce" in told["findings"][0]["summary"]
+        evidence = " ".join(piece["text"] for piece in told["findings"][0]["evidence"])
+        assert "rank 2 called all_reduce number 2, rank 3 did not" in evidence
+        assert "ranks 0 and 1 wait for ranks that wait for it" in evidence
+        output = job.output()
+        assert f"ddpdoctor jobs --hang --debug-server localhost:{PORT}" in output
+        assert "it has no password" in output
+        assert "GET /stacks" not in output  # torch's server would log who asks.
+
+        os.kill(job.wait_for("rank-3.there"), signal.SIGSTOP)
+        _, told = job.asked()
+        assert told["findings"][0]["rank"] == 3
+        assert "it is stopped, or not to be reached" in told["hang"]["ranks"][3]["watched"]["looks"][-1]["source"]
+
+        # Without rank 0 nothing of the server is left.
+        os.kill(job.wait_for("rank-0.there"), signal.SIGKILL)
+        wait_until(lambda: not serving(tmp_path), "the end of what served the pages")
+
+
+def serving(folder: Path) -> list[int]:
+    found = []
+    for pid in pids_of(folder):
+        with suppress(OSError):
+            if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes() and state(pid) != "Z":
+                found.append(pid)
+    return found
