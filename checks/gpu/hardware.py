@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Final
 
@@ -203,7 +203,17 @@ def xid_error(
         bus_gpus(pci, machine)
     log = known(kernel_log)
     elsewhere = _still_gone(log, gpus, driver)  # gpu-fell-off-bus tells of them
-    lines = tuple(line for line in lines if line not in elsewhere)
+    yield from findings_of_xids([line for line in lines if line not in elsewhere], log.source, container)
+
+
+def findings_of_xids(lines: Sequence[Reported], source: str, container: Maybe[Container]) -> list[Finding]:
+    """The findings on lines of Xids, the worst first; what only follows from another is left out.
+
+    Args:
+        lines: of the kernel log.
+        source: where they stand.
+        container: in which we run, if we do.
+    """
     leading = [line for line in lines if line.means.whose != FOLLOWS and line.number != 43]
     told = leading or [line for line in lines if line.number != 45 and "(None)" not in line.text]
     hints = [line for line in lines if line.number == 154]
@@ -212,9 +222,9 @@ def xid_error(
         same = list(group)
         severity = _faded(same[0].means.severity, min(max(line.age, 0.0) for line in same))
         if severity is not None:
-            findings.append(_xid_finding(number, same, hints, severity, log.source, container))
+            findings.append(_xid_finding(number, same, hints, severity, source, container))
     worse = [finding for finding in findings if finding.severity is not INFO]
-    yield from sorted(worse or findings, key=lambda finding: (finding.severity or FAIL).rank)
+    return sorted(worse or findings, key=lambda finding: (finding.severity or FAIL).rank)
 
 
 def _faded(severity: Severity, age: float) -> Severity | None:

@@ -53,11 +53,12 @@ def train_with_others(
             store_running=job.store_running,
             engine=launch_command(job),
         )
+    task = SmokeTask(options, catalogue(), audience.update)
     try:
         end = run(
             NetcheckOptions(
                 job=job,
-                task=SmokeTask(options, catalogue(), audience.update),
+                task=task,
                 options=options_for_others,
                 token=token,
                 wait=wait,
@@ -69,7 +70,9 @@ def train_with_others(
         )
     finally:
         audience.close()
-    return joint_result(end)
+    joint = joint_result(end)
+    joint.stopped_by = task.stopped_by
+    return joint
 
 
 def joint_result(end: RunResult) -> JointSmokeResult:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from ddpdoctor.api.errors import SpokenForError, UsageError, refuse_empty
 from ddpdoctor.api.network_checking import WAIT_SECONDS, refuse_wait
@@ -27,6 +27,9 @@ FAULT_VARIABLE = "DDPDOCTOR_SMOKE_FAULT"
 
 HEADING = ("target_python", "machine", "container")
 """Groups of facts for the first lines of the report."""
+
+MIN_BURN_IN_SECONDS = 1.0
+MAX_BURN_IN_SECONDS = 7 * 86400
 
 IMPORT_AGAIN_SECONDS = 10.0
 """At least, for a look at an import of torch that hung before."""
@@ -71,6 +74,7 @@ def smoke(
     python: str | None = None,
     timeout: float | None = None,
     stages: Sequence[str] = (),
+    duration: float = 0.0,
     scaling: bool = False,
     strict: bool = False,
     observer: SmokeObserver | None = None,
@@ -89,6 +93,7 @@ def smoke(
         python: the Python in which you train; None: the active environment's.
         timeout: seconds that a stage may take; None: 30, the import of torch 90.
         stages: only these, and what they need; (): all.
+        duration: seconds to train on, and to watch throughput, temperature, clocks and errors; 0: not.
         scaling: also train at 1, 2, 4 ... ranks.
         strict: over several hosts, warnings count on all of them.
         observer: is told how far it is.
@@ -104,6 +109,10 @@ def smoke(
         raise UsageError(f"--backend is nccl, gloo or auto, not {backend}")
     if timeout is not None and not timeout > 0:
         raise UsageError("--timeout is no number of seconds")
+    if duration and not MIN_BURN_IN_SECONDS <= duration <= MAX_BURN_IN_SECONDS:
+        raise UsageError(
+            f"--duration {duration:g}s: from {MIN_BURN_IN_SECONDS:.0f} s to {MAX_BURN_IN_SECONDS // 86400} days are possible"
+        )
     refuse_wait(wait)
     refuse_empty(master_addr=master_addr, python=python)
     chosen = _stages(stages)
@@ -118,6 +127,7 @@ def smoke(
     from ddpdoctor.probes.session import collect_facts
     from ddpdoctor.probes.target_python.choice import choose_python
     from ddpdoctor.smoke_training.plan import GROUPS, plan_training
+    from ddpdoctor.smoke_training.stages import with_burn_in
     from ddpdoctor.smoke_training.training_order import SmokeOptions
 
     path, chosen_by = choose_python(python, os.environ)
@@ -130,7 +140,8 @@ def smoke(
         nproc=nproc,
         backend=backend,
         timeout=timeout,
-        stages=chosen,
+        stages=with_burn_in(chosen) if duration else chosen,
+        duration=duration,
         stages_given=bool(stages),
         scaling=scaling,
         fault=_fault(),
@@ -154,6 +165,8 @@ def smoke(
         )
         if not audience.has_shown:
             watcher.ended_together(joint, job)
+        if joint.stopped_by:
+            _end_stopped(joint.stopped_by, "its report stands above, or where node 0 is")
         return joint
     with _not_begun():
         snapshot = collect_facts(Context(path, chosen_by, quick=True), {*GROUPS, *HEADING})
@@ -207,7 +220,7 @@ def _train(options: SmokeOptions, plan: SmokePlan, snapshot: Snapshot, observer:
     """Train, unless it is known beforehand that it can't be run.
 
     Raises:
-        StoppedBySignal: while its speed was measured; the training has been told of.
+        StoppedBySignal: in the burn-in, or while its speed was measured; the training has been told of.
     """
     from ddpdoctor.checks.catalogue import catalogue
     from ddpdoctor.smoke_training.analysis.verdict import judge_plan, judge_training
@@ -218,7 +231,11 @@ def _train(options: SmokeOptions, plan: SmokePlan, snapshot: Snapshot, observer:
         return hindered
     progress = observer.progress()
     try:
-        facts = train(options, plan, progress.update)
+        facts, stopped_by = train(options, plan, progress.update)
+        if stopped_by:
+            progress.close()
+            observer.ended(SmokeResult(judge_training(snapshot, facts, catalogue())))
+            _end_stopped(stopped_by, "what was seen until then stands above")
         if options.scaling:
             try:
                 facts = measure_scaling(options, plan, facts, progress.update)
@@ -232,6 +249,19 @@ def _train(options: SmokeOptions, plan: SmokePlan, snapshot: Snapshot, observer:
     finally:
         progress.close()
     return judge_training(snapshot, facts, catalogue())
+
+
+def _end_stopped(number: int, what_else: str) -> NoReturn:
+    """End where a signal has ended the burn-in, and all else was done.
+
+    Raises:
+        StoppedBySignal: always.
+    """
+    stopped = StoppedBySignal(128 + number)
+    stopped.text = (
+        f"Stopped. The ranks ended their burn-in and all else in order; {what_else}. Nothing is left running."
+    )
+    raise stopped
 
 
 def _with_host(examination: Examination, python: str | None, timeout: float | None, known: str) -> Examination:
@@ -293,6 +323,7 @@ def _options(
         *([f"--backend {options.backend}"] if options.backend != "auto" else []),
         *([f"--timeout {options.timeout:g}"] if options.timeout is not None else []),
         *([f"--stages {','.join(stages)}"] if stages else []),
+        *([f"--duration {options.duration:g}s"] if options.duration else []),
         *([f"--wait {wait:g}"] if wait != WAIT_SECONDS else []),
         *([f"--python {python}"] if python else []),
         *(["--strict"] if strict else []),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from ddpdoctor.api.results import HostResult
 
 if TYPE_CHECKING:
     from ddpdoctor.engine.examination import Verdict
+    from ddpdoctor.facts.smoke import Smoke
     from ddpdoctor.report.document import Document
 
 COMMAND = "smoke"
@@ -47,6 +49,16 @@ class SmokeResult(HostResult):
 
         return {"smoke": smoke_of(self._examination)}
 
+    def write_picture(self, path: str | os.PathLike[str]) -> None:
+        """Write an SVG of the burn-in's throughput over its time.
+
+        Raises:
+            WriteError: it can't be written, or there is nothing to be drawn.
+        """
+        from ddpdoctor.smoke_training.analysis.verdict import smoke_of
+
+        _write_picture(path, smoke_of(self._examination))
+
     def document(self, *, verbose: bool = False, quiet: bool = False) -> Document:
         from ddpdoctor.smoke_training.render import smoke_document
 
@@ -57,3 +69,25 @@ class JointSmokeResult(NetcheckResult):
     """The result of a training over several hosts: on the first all of it, on another its own part."""
 
     command = COMMAND
+    stopped_by = 0
+    """The number of the signal that has ended the burn-in on this host; 0: none has."""
+
+    def write_picture(self, path: str | os.PathLike[str]) -> None:
+        """Write an SVG of the burn-in's throughput over its time; on the first host, which alone knows of all.
+
+        Raises:
+            WriteError: it can't be written, or there is nothing to be drawn.
+        """
+        if self.run.meeting.node_rank not in (0, None):
+            return
+        _write_picture(path, self.smoke)
+
+
+def _write_picture(path: str | os.PathLike[str], smoke: Smoke | None) -> None:
+    from ddpdoctor.api.errors import WriteError
+    from ddpdoctor.api.pictures import write_picture
+    from ddpdoctor.smoke_training.burn_in_picture import picture
+
+    if smoke is None or not any(run.pace for run in smoke.ranks):
+        raise WriteError(f"{path} was not written: the training ended before the burn-in, and there is nothing to draw")
+    write_picture(path, picture(smoke))

@@ -42,7 +42,12 @@ async def within(seconds: float, what: Awaitable[T]) -> T:
             task.exception()
 
 
-async def until_stopped(work: Coroutine[Any, Any, T], describe_end: Callable[[], str], launcher: int = 0) -> T:
+async def until_stopped(
+    work: Coroutine[Any, Any, T],
+    describe_end: Callable[[], str],
+    launcher: int = 0,
+    ends_early: Callable[[int], bool] = lambda number: False,
+) -> T:
     """Return the result of the work, which a signal ends cleanly: an exception out of a signal's handler would hit whatever task runs.
 
     On a signal the work is cancelled (the message says by whom), and what it then does to end is awaited; an impatient second
@@ -53,6 +58,8 @@ async def until_stopped(work: Coroutine[Any, Any, T], describe_end: Callable[[],
         describe_end: gives the sentence for the user, which is true once the work has ended.
         launcher: the pid of this process's parent, if its end is to be taken for a SIGTERM: one that is killed may leave its
             ranks behind.
+        ends_early: is told the number of the first signal before anything is cancelled; True where the work will come to its end soon for it,
+            with a result. The next signal cancels.
 
     It raises `StoppedBySignal` where a signal has come before the work was done.
 
@@ -62,9 +69,13 @@ async def until_stopped(work: Coroutine[Any, Any, T], describe_end: Callable[[],
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(work)
     received: list[int] = []
-    orphaned = False
+    orphaned = softened = False
 
     def stop(number: int, by: str = "") -> None:
+        nonlocal softened
+        if not by and not received and not softened and ends_early(number):
+            softened = True
+            return
         received.append(number)
         if len(received) == 1:
             task.cancel(by or ("its user: Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name))
@@ -94,7 +105,7 @@ async def until_stopped(work: Coroutine[Any, Any, T], describe_end: Callable[[],
         for number in handled:
             loop.remove_signal_handler(number)
         if handled:
-            (ignore_signals if received else stop_on_signals)()
+            (ignore_signals if received or softened else stop_on_signals)()
 
 
 async def in_thread(call: Callable[[], T]) -> T:

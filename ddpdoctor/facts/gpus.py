@@ -50,6 +50,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     mig_enabled: Maybe[bool] = NOT_REPORTED
     mig_instances: tuple[MigInstance, ...] = ()
     ecc_enabled: Maybe[bool] = NOT_REPORTED
+    ecc_corrected_volatile: Maybe[int] = NOT_REPORTED
     ecc_uncorrected_volatile: Maybe[int] = NOT_REPORTED
     ecc_uncorrected_aggregate: Maybe[int] = NOT_REPORTED
     row_remap_pending: Maybe[bool] = NOT_REPORTED

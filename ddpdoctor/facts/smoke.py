@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 
 from ddpdoctor.base.unknown import Facts, Source
+from ddpdoctor.facts.burn_in import BurnIn, PaceWindow
 
 FIRST, LAST = "import", "shutdown"
 """The stages that every run has."""
@@ -133,6 +134,8 @@ class RankRun(msgspec.Struct, frozen=True, kw_only=True):
     contexts: tuple[int, ...] = ()
     """GPUs by torch's number on which it had a CUDA context, its own among them, when it had loaded the checkpoint; empty
     where it didn't come to that, or the driver can't be asked."""
+    pace: tuple[PaceWindow, ...] = ()
+    """The burn-in, window by window; empty where there was none."""
 
     @property
     def last(self) -> Stage | None:
@@ -221,6 +224,7 @@ class Smoke(Facts, frozen=True, kw_only=True):
     """Where the run had its temporary files, and why there; "" where that is the first place that is looked at."""
     leftovers: Annotated[Leftovers, Source("/proc, before and after")] = Leftovers()
     scaling: Annotated[Scaling, Source("--scaling")] = Scaling()
+    burn_in: Annotated[BurnIn, Source("--duration")] = BurnIn()
 
     def seconds_for(self, stage: str) -> float:
         """Time limit of that stage; 0: not known."""

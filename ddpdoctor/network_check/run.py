@@ -76,7 +76,9 @@ def run(options: NetcheckOptions, audience: ProgressListener) -> RunResult:
     node = _Node(options, audience)
 
     async def take_part() -> RunResult:
-        return await until_stopped(node.run(), lambda: stop_sentence(told_others=node.in_touch()), launcher)
+        return await until_stopped(
+            node.run(), lambda: stop_sentence(told_others=node.in_touch()), launcher, options.task.end_early
+        )
 
     return asyncio.run(take_part())
 

@@ -64,6 +64,9 @@ class Task(Protocol):
     def judge(self, snapshots: Sequence[Snapshot]) -> list[Examination]:
         """Judge each node's facts, with those of the fleet in them."""
 
+    def end_early(self, number: int) -> bool:
+        """Have what takes long end soon and with a result, for that signal; False where it can't."""
+
 
 class Netcheck:
     """The task of `ddpdoctor netcheck`; a quick one runs nothing of torch."""
@@ -90,3 +93,6 @@ class Netcheck:
 
     def judge(self, snapshots: Sequence[Snapshot]) -> list[Examination]:
         return judge(snapshots, self.catalogue)
+
+    def end_early(self, number: int) -> bool:
+        return False

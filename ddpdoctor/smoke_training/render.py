@@ -36,6 +36,7 @@ from ddpdoctor.smoke_training.analysis.verdict import (
     smoke_of,
     verdict_of,
 )
+from ddpdoctor.smoke_training.render_burn_in import burn_in_sections
 from ddpdoctor.smoke_training.render_marks import Mark, RanksColumn, columns
 from ddpdoctor.smoke_training.render_scaling import scaling_sections
 from ddpdoctor.smoke_training.render_words import (
@@ -94,7 +95,9 @@ def joint_training_document(smoke: Smoke, verdict: Verdict, named: Collection[in
         verdict=verdict,
         headline=what_was_done(smoke) if smoke.ranks else "",
         rows=rows if smoke.ranks else (),
-        sections=(_stages(smoke, blamed), _untested(smoke)) if group_stages(smoke).begun else (),
+        sections=(_stages(smoke, blamed), *burn_in_sections(smoke), _untested(smoke))
+        if group_stages(smoke).begun
+        else (),
     )
 
 
@@ -105,6 +108,7 @@ def _sections(examination: Examination, *, verbose: bool) -> Iterator[Section]:
     yield _stages(facts, blamed)
     if verbose:
         yield Section(tuple(_rank_item(rank, blamed) for rank in facts.ranks))
+    yield from burn_in_sections(facts)
     yield from scaling_sections(facts, examination.snapshot)
     yield from finding_sections(own)
     if verbose or not own:

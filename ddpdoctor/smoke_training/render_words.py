@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
+from ddpdoctor.base.durations import duration_words
 from ddpdoctor.base.text import listed, one_line, plural, signal_name
 from ddpdoctor.engine.examination import Examination, Verdict
 from ddpdoctor.facts.smoke import RankEnding, RankRun, Smoke, StageState
@@ -18,6 +19,7 @@ from ddpdoctor.smoke_training.analysis.failure_attribution import (
 from ddpdoctor.smoke_training.analysis.failure_wording import strip_cpp_source
 from ddpdoctor.smoke_training.analysis.verdict import (
     has_only_scaling_failed,
+    has_passed,
     nothing_ran,
     own_findings,
     smoke_of,
@@ -49,7 +51,10 @@ def what_was_done(facts: Smoke) -> str:
     """ "4 ranks on 2 hosts trained over gloo on CPU in 9.3 s; 16 stages passed, 4 could not be tested here"."""
     stages = group_stages(facts)
     rest = f", {len(stages.untested)} could not be tested here" if stages.untested else ""
-    return f"{_who_did_what(facts)} in {facts.seconds:.1f} s; {plural(len(stages.passed), 'stage')} passed{rest}"
+    stopped = f"; the burn-in was stopped by {facts.burn_in.stopped}" if facts.burn_in.stopped else ""
+    return (
+        f"{_who_did_what(facts)} in {facts.seconds:.1f} s; {plural(len(stages.passed), 'stage')} passed{rest}{stopped}"
+    )
 
 
 def _who_did_what(facts: Smoke) -> str:
@@ -112,6 +117,7 @@ def _limits(facts: Smoke) -> str:
         return ""
     others = [stage for stage in facts.stages if facts.seconds_for(stage) != facts.deadline]
     more = f", {listed(others)} {facts.import_seconds:g} s" if others else ""
+    more += f", the burn-in {duration_words(facts.burn_in.asked)}" if facts.burn_in.asked else ""
     return f"; a stage may take {facts.deadline:g} s{more}"
 
 
@@ -313,6 +319,8 @@ def outcome(examination: Examination) -> str:
         return "Nothing was started"
     if has_only_scaling_failed(examination):
         return "The training passed, but not at every number of ranks"
+    if verdict is Verdict.FAIL and facts.burn_in.asked and has_passed(facts):
+        return "The training came to its end, but not without faults"
     if verdict is Verdict.FAIL:
         return "No rank could be started" if nothing_ran(facts) else "The training did not pass"
     return f"{_who_did_what(facts)}" + (", with a warning" if verdict is Verdict.WARN else "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from ddpdoctor.engine.registry import nearest_names
@@ -29,7 +29,10 @@ STAGES: Final = (
     "apex",
     "shutdown",
 )
-"""All stages, in their order; `smoke_training/trainer/ddpdoctor_smoke/stages` has the code. A test compares the two."""
+"""All stages of every run, in their order; `smoke_training/trainer/ddpdoctor_smoke/stages` has the code. A test compares the two."""
+
+BURN_IN: Final = "burn-in"
+"""Before the shutdown, where --duration asks for it: what it may take is what was asked for, and each step of it as much as any stage."""
 
 STAGE_SECONDS: Final = 30.0
 IMPORT_SECONDS: Final = 90.0
@@ -53,6 +56,11 @@ PREREQUISITES: Final[Mapping[str, tuple[str, ...]]] = {
     "checkpoint": ("training",),
 }
 """By stage: those whose results it takes up."""
+
+
+def with_burn_in(stages: Sequence[str]) -> tuple[str, ...]:
+    """The stages, with the burn-in before the shutdown."""
+    return (*stages[:-1], BURN_IN, *stages[-1:])
 
 
 class UnknownStageError(ValueError):

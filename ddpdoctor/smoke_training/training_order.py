@@ -33,8 +33,11 @@ class SmokeOptions(msgspec.Struct, frozen=True, kw_only=True):
     timeout: float | None = None
     """Seconds that a stage may take."""
     stages: tuple[str, ...] = STAGES
+    """Those to run, in their order, the burn-in among them where there is one."""
     stages_given: bool = False
     """Whether the stages were asked for, or are all there are."""
+    duration: float = 0.0
+    """Seconds of the burn-in; 0: none."""
     scaling: bool = False
     launcher: str = ""
     """The launcher that has started each rank; "" where each host starts its own."""
@@ -75,6 +78,7 @@ class TrainingOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     first_rank: int | None = None
     """The first rank on this host; None: every host has as many."""
     gpus: int = 0
+    duration: float = 0.0
     fault: Fault | None = None
 
     @property

@@ -13,6 +13,7 @@ from msgspec import Meta
 from ddpdoctor.base.findings import Finding
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.engine.registry import Skipped
+from ddpdoctor.facts.burn_in import BurnIn
 from ddpdoctor.facts.fleet import Link
 from ddpdoctor.facts.smoke import Leftovers, RankRun
 
@@ -44,6 +45,9 @@ MAX_RANKS: Final = 65536
 MAX_RANKS_PER_HOST: Final = 120
 """On one host. torch gives each rank two descriptors of every rank of its host, and the kernel passes 253 at once."""
 MAX_STAGES: Final = 64
+MAX_WATCH_BYTES: Final = 512 * 1024
+"""Bytes of what a host was like during a burn-in: 64 GPUs, each looked at 61 times."""
+MAX_BURN_IN_SECONDS: Final = 7 * 86400
 MAX_LEFTOVERS: Final = 16
 MAX_PORTS: Final = 10
 """On which a node listens at one address."""
@@ -282,7 +286,7 @@ class Collected(Message, frozen=True):
 
 class Train(Message, frozen=True):
     """Hub: run your ranks of the smoke training, `first_rank` and the `nproc` - 1 behind it, and watch them. Their store is
-    at master and port. seconds: what a stage may take, import_seconds: what the first one may. node_rank, nnodes: of those
+    at master and port. seconds: what a stage may take, import_seconds: what the first one may. duration: of the burn-in. node_rank, nnodes: of those
     that take part."""
 
     backend: Annotated[str, Meta(pattern="^(gloo|nccl)$")]
@@ -296,6 +300,7 @@ class Train(Message, frozen=True):
     stages: Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=MAX_STAGES)]
     seconds: StageSeconds
     import_seconds: StageSeconds
+    duration: Annotated[float, Meta(ge=0, le=MAX_BURN_IN_SECONDS)] = 0.0
 
 
 class TrainingDone(Message, frozen=True):
@@ -309,6 +314,8 @@ class TrainingDone(Message, frozen=True):
     folder: Annotated[str, Meta(max_length=500)] = ""
     leftovers: Leftovers = Leftovers()
     """At most MAX_LEFTOVERS of a kind."""
+    burn_in: BurnIn = BurnIn()
+    """With at most this node's own host."""
 
 
 class Abort(Message, frozen=True):

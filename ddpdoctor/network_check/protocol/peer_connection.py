@@ -172,7 +172,8 @@ class PeerConnection:
             return messages.MAX_FACTS_BYTES
         order = self._unfinished[0] if self._unfinished else None
         if isinstance(order, messages.Train):
-            return messages.MAX_ANSWER_BYTES + messages.MAX_RANK_RUN_BYTES * order.nproc
+            watch = messages.MAX_WATCH_BYTES if order.duration else 0
+            return messages.MAX_ANSWER_BYTES + messages.MAX_RANK_RUN_BYTES * order.nproc + watch
         return messages.MAX_ANSWER_BYTES + (
             messages.MAX_OUTCOME_BYTES * self._nnodes if isinstance(order, messages.Dial) else 0
         )

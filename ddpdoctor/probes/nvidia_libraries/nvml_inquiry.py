@@ -120,6 +120,7 @@ class NvmlGpu:
         if self.answers.get("mig_enabled") is True:
             self.ask("mig_instances", lambda: self.mig_instances(), ())
         self.ask("ecc_enabled", lambda: bool(nvml.nvmlDeviceGetEccMode(handle)[0]))
+        self.ask("ecc_corrected_volatile", lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, 0, 0))
         self.ask("ecc_uncorrected_volatile", lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, 1, 0))
         self.ask("ecc_uncorrected_aggregate", lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, 1, 1))
         self.ask("row_remap_pending", lambda: bool(nvml.nvmlDeviceGetRemappedRows(handle)[2]))

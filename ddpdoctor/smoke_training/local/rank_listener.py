@@ -40,6 +40,8 @@ class RankListener:
         self._on_news = on_news
         self._on_error = on_error
         self._tasks: set[asyncio.Task[None]] = set()
+        self._connections: dict[int, socket.socket] = {}
+        """By rank."""
         self._max_connections = 8 * len(monitor.ranks) + 32
 
     def open(self) -> None:
@@ -60,6 +62,12 @@ class RankListener:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def ask_to_end(self) -> None:
+        """Ask each rank to end what would go on for long. One that is gone needs no asking."""
+        for connection in self._connections.values():
+            with suppress(OSError):
+                connection.send(b"e")
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -96,6 +104,8 @@ class RankListener:
                 latest = self._moment_of(message, latest)
                 if who is None:
                     who = self._identify(message.get("who"), pid)
+                    if isinstance(who, int):
+                        self._connections[who] = connection
                 if who == "engine":
                     if "stage" in message:
                         self._monitor.engine_pid = pid
@@ -108,6 +118,7 @@ class RankListener:
                 self._on_news()
                 await asyncio.sleep(0)  # Whoever sends very much must not keep the others waiting.
         if isinstance(who, int):
+            self._connections.pop(who, None)
             self._monitor.note_disconnect(who, time.monotonic())
         elif who == "server":
             self._monitor.note_server_end()

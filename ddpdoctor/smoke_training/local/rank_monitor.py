@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from ddpdoctor.base.text import masked, signal_name
+from ddpdoctor.facts.burn_in import PaceWindow
 from ddpdoctor.facts.smoke import RENDEZVOUS, CollectiveCall, Stage, StageState
 from ddpdoctor.smoke_training.local.rank_progress import OutputTail, RankProgress, last_words
+from ddpdoctor.smoke_training.stages import BURN_IN
 from ddpdoctor.smoke_training.training_order import TrainingOrder
 
 MAX_TEXT_LENGTH: Final = 1000
@@ -47,6 +49,8 @@ class RankMonitor:
         self.blamed: set[int] = set()
         """Ranks of which the engine says that they failed first, whereupon it ended the others."""
         self.is_engine_over = False
+        self.stopped = ""
+        """Who has had the burn-in ended, "Ctrl-C"; "" where nobody has."""
         self.killed = ""
         """The end of something before its time, so that all ranks ended with it: "torch's engine was ended by SIGKILL"."""
         self.engine_state = ""
@@ -82,6 +86,7 @@ class RankMonitor:
         if "step" in message:
             progress.step, progress.calls = _text(message["step"]), _text(message.get("calls"))
             progress.steps += 1
+            progress.heard_at = now
             self._count_call(progress)
         if "device" in message:
             progress.device = _text(message["device"])
@@ -89,12 +94,20 @@ class RankMonitor:
             self.torch = _text(message["torch"])
         if isinstance(message.get("figures"), Mapping) and len(self.figures) < MAX_FIGURES:
             self.figures.append(message["figures"])
+        if isinstance(message.get("window"), Mapping):
+            progress.add_window(_window(message["window"]))
         if "contexts" in message:
             progress.contexts = tuple(_ranks(message["contexts"], MAX_GPUS))
         if "memory" in message:
             progress.memory = int(_number(message["memory"])) or progress.memory
         if message.get("finished") is True and progress.finished_at is None:
             progress.finished_at, progress.step, progress.calls = now, PROCESS_END, ""
+
+    @property
+    def burn_in_batch(self) -> int:
+        """Samples a rank and step of the burn-in; 0 where no rank has said it."""
+        told = (figures["burn_in_batch"] for figures in self.figures if "burn_in_batch" in figures)
+        return int(_number(next(told, 0)))
 
     def _count_call(self, progress: RankProgress) -> None:
         if progress.calls:
@@ -112,6 +125,7 @@ class RankMonitor:
             if name == RENDEZVOUS:
                 self._rendezvous_began.setdefault(progress.rank, now)
             progress.stage, progress.since, progress.step, progress.steps, progress.calls = name, now, "", 0, ""
+            progress.heard_at = now
         elif state == "failed":
             progress.words = _text(message.get("error"))
             progress.wrong = message.get("wrong") is True
@@ -226,6 +240,8 @@ class RankMonitor:
             return last + self.order.seconds
         if progress.stage and progress.stage in progress.done:
             return progress.since + self.order.seconds
+        if progress.stage == BURN_IN:
+            return progress.heard_at + self.order.seconds
         began = self._met_at() if progress.stage == RENDEZVOUS else progress.since
         return began + self.order.seconds_for(progress.stage or self.order.stages[0])
 
@@ -298,6 +314,17 @@ def _number(value: object) -> float:
     """The value where it is a number, not negative, and less than MAX_NUMBER; else 0."""
     usable = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < MAX_NUMBER
     return value if usable else 0.0  # type: ignore[return-value]
+
+
+def _window(told: Mapping[str, Any]) -> PaceWindow:
+    waited = told.get("waited")
+    return PaceWindow(
+        at=_number(told.get("at")),
+        steps=_number(told.get("steps")),
+        own=_number(told.get("own")),
+        waited=-1.0 if waited == -1 else min(_number(waited), 1.0),
+        memory=int(_number(told.get("memory"))),
+    )
 
 
 def _ranks(value: object, below: int) -> Iterable[int]:

@@ -72,6 +72,7 @@ def _rank_run(monitor: RankMonitor, progress: RankProgress, host: str, hung: set
         exit_code=progress.exit_code if ending in BY_ITSELF else None,
         words=progress.words[:MAX_TEXT_LENGTH],
         called=tuple(progress.called),
+        pace=tuple(progress.windows),
         last_line=last_line(progress.output),
         out_of_memory=bool(monitor.oom_kills) and ending is RankEnding.KILLED and progress.exit_code == -SIGKILL,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from ddpdoctor.facts.burn_in import MAX_WINDOWS, PaceWindow
 from ddpdoctor.facts.smoke import CollectiveCall, Stage
 from ddpdoctor.probes.target_python.asking import last_lines
 from ddpdoctor.smoke_training.analysis.rank_position import place_in_stage
@@ -64,6 +65,9 @@ class RankProgress(OutputTail):
         self.steps = 0
         self.calls = ""
         self.called: list[CollectiveCall] = []
+        self.heard_at = 0.0
+        """The moment of its last step or window."""
+        self.windows: list[PaceWindow] = []
         self.device = "cpu"
         self.words = ""
         self.wrong = False
@@ -81,6 +85,15 @@ class RankProgress(OutputTail):
         self.stack_source = ""
         self.process_state = ""
 
+    def add_window(self, window: PaceWindow) -> None:
+        """Take in a window of the burn-in. All ranks have as many, so that they stay the same windows where each two become one."""
+        self.windows.append(window)
+        if len(self.windows) >= MAX_WINDOWS:
+            began = [0.0, *(window.at for window in self.windows)]
+            self.windows = [
+                merge_windows(began[place], *self.windows[place : place + 2]) for place in range(0, MAX_WINDOWS, 2)
+            ]
+
     @property
     def over(self) -> bool:
         """Whether nothing more is waited for."""
@@ -97,6 +110,20 @@ class RankProgress(OutputTail):
         if self.stage in self.done:
             return len(self.done), 0, 0
         return len(self.done), *place_in_stage(self.stage, self.step, self.steps, self.calls, self.called)
+
+
+def merge_windows(began: float, first: PaceWindow, second: PaceWindow) -> PaceWindow:
+    """One window in place of two. began: the first one's beginning."""
+    long = max(second.at - began, 1e-9)
+    share = min(1.0, max(0.0, (first.at - began) / long))
+    known = min(first.waited, second.waited) >= 0
+    return PaceWindow(
+        at=second.at,
+        steps=round(first.steps * share + second.steps * (1 - share), 3),
+        own=round(first.own * share + second.own * (1 - share), 6),
+        waited=round(first.waited * share + second.waited * (1 - share), 3) if known else -1.0,
+        memory=second.memory,
+    )
 
 
 def last_line(output: bytes) -> str:

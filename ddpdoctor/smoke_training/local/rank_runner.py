@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 import socket
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -17,9 +18,12 @@ import msgspec
 
 from ddpdoctor.base.async_work import within
 from ddpdoctor.base.private_folders import Needs, NoFolderError, private_folder
+from ddpdoctor.base.text import signal_name
+from ddpdoctor.facts.burn_in import BurnIn
 from ddpdoctor.facts.smoke import Leftovers, Smoke
 from ddpdoctor.network_check.protocol.messages import ABORTED
 from ddpdoctor.probes.smoke_notes import PREFIX
+from ddpdoctor.smoke_training.local.host_watch import HostWatcher
 from ddpdoctor.smoke_training.local.leftovers import LeftoverTracker, clear_up_earlier_runs
 from ddpdoctor.smoke_training.local.rank_listener import RankListener
 from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
@@ -27,6 +31,7 @@ from ddpdoctor.smoke_training.local.rank_outcome import problem_of, rank_runs
 from ddpdoctor.smoke_training.local.rank_progress import RankProgress
 from ddpdoctor.smoke_training.local.rank_stacks import RankStack, ask_for_stacks, take_crash_stack
 from ddpdoctor.smoke_training.local.reaper_client import ReaperClient
+from ddpdoctor.smoke_training.stages import BURN_IN
 from ddpdoctor.smoke_training.training_order import TrainingOrder
 
 TRAINER: Final = Path(__file__).parent.parent / "trainer" / "start.py"
@@ -91,6 +96,16 @@ class RankRunner:
         self.stuck: list[RankProgress] = []
         self._failure: BaseException | None = None
         self._mapped: set[int] = set()
+        self._host: HostWatcher | None = None
+        self._burn_in = BurnIn(asked=order.duration)
+
+    def end_early(self, number: int) -> bool:
+        """Have the burn-in end soon and well for that signal, if it has begun. Returns whether it has."""
+        begun = [rank for rank in self.monitor.ranks.values() if BURN_IN in (rank.stage, *rank.done)]
+        if any(BURN_IN not in rank.done for rank in begun):
+            self.monitor.stopped = "Ctrl-C" if number == signal.SIGINT else signal_name(number)
+            self._listener.ask_to_end()
+        return bool(begun)
 
     async def run(self) -> Smoke:
         clear_up_earlier_runs(self._environ)
@@ -104,6 +119,9 @@ class RankRunner:
         kills = oom_kills()
         try:
             self._listener.open()
+            if self._watches_the_host:
+                self._host = HostWatcher(self._order, self._python, self._environ)
+                self._host.start()
             order = self._order.to_json(self._listener.channel, folder.path)
             await self._reaper.start([self._python, os.fspath(TRAINER), order], folder.path, self._environ)
             await self.wait_until_over()
@@ -121,6 +139,12 @@ class RankRunner:
             raise self._failure
         return self._result(problem, leftovers, folder.told)
 
+    @property
+    def _watches_the_host(self) -> bool:
+        """Whether there is a burn-in, and no other process watches the same host."""
+        launched = self._order.launched
+        return BURN_IN in self._order.stages and (launched is None or not launched.local_rank)
+
     def _result(self, problem: str, leftovers: Leftovers = Leftovers(), folder: str = "") -> Smoke:  # noqa: B008
         return msgspec.structs.replace(
             self._order.facts(),
@@ -131,6 +155,9 @@ class RankRunner:
             python=self._python,
             folder=folder,
             leftovers=leftovers,
+            burn_in=msgspec.structs.replace(
+                self._burn_in, stopped=self.monitor.stopped, batch=self.monitor.burn_in_batch
+            ),
         )
 
     async def _end(self, folder: str) -> Leftovers:
@@ -142,11 +169,16 @@ class RankRunner:
         rmtree(folder, ignore_errors=True)
         for rank in self.monitor.ranks.values():
             take_crash_stack(rank)
+        if self._host is not None:
+            watch = await self._host.end(self.monitor.began)
+            self._burn_in = msgspec.structs.replace(self._burn_in, hosts=(watch,))
         return await self._leftovers.clear_up()
 
     def take_news(self) -> None:
         """The monitor knows something new."""
         self._record_mappings()
+        if self._host is not None and any(rank.stage == BURN_IN for rank in self.monitor.ranks.values()):
+            self._host.begin()
         try:
             self._on_progress(self.monitor)
         except Exception as error:

@@ -101,7 +101,9 @@ async def _data_parallel(order: TrainingOrder, run_order: Callable[[TrainingOrde
 
 
 def _order_for(order: TrainingOrder, ranks: int, stages: tuple[str, ...], gpus: int = 0) -> TrainingOrder:
-    return msgspec.structs.replace(order, nproc=ranks, world_size=ranks, stages=stages, gpus=gpus, fault=None)
+    return msgspec.structs.replace(
+        order, nproc=ranks, world_size=ranks, stages=stages, gpus=gpus, duration=0.0, fault=None
+    )
 
 
 def speed_of(ran: MeasuredRun, ranks: int, way: str) -> Speed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 
@@ -13,21 +14,39 @@ from ddpdoctor.engine.redaction import redact_facts
 from ddpdoctor.facts.smoke import RankEnding, Scaling, Smoke
 from ddpdoctor.smoke_training.local.leftovers import merge_leftovers
 from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
-from ddpdoctor.smoke_training.local.rank_runner import run_ranks
+from ddpdoctor.smoke_training.local.rank_runner import RankRunner
 from ddpdoctor.smoke_training.local.scaling import measure_speeds
 from ddpdoctor.smoke_training.plan import SmokePlan
 from ddpdoctor.smoke_training.training_order import SmokeOptions, TrainingOrder
 
 
-def train(options: SmokeOptions, plan: SmokePlan, on_progress: Callable[[RankMonitor], None]) -> Smoke:
-    """Run the ranks of this host to their end. StoppedBySignal comes through, and all ranks have ended by then."""
-    work = run_ranks(_order(options, plan), python=options.python, environ=os.environ, on_progress=on_progress)
-    facts = asyncio.run(until_stopped(work, _stopped))
-    return redact_facts(
-        msgspec.structs.replace(
-            facts, chosen=plan.chosen, gpus_passed_over=plan.gpus_passed_over, engine=options.engine
-        )
+class Trained(NamedTuple):
+    """What a training came to. stopped_by: the number of the signal that has ended its burn-in; 0: none has."""
+
+    facts: Smoke
+    stopped_by: int = 0
+
+
+def train(options: SmokeOptions, plan: SmokePlan, on_progress: Callable[[RankMonitor], None]) -> Trained:
+    """Run the ranks of this host to their end. StoppedBySignal comes through, and all ranks have ended by then; but a signal ends a
+    burn-in as if its time were up."""
+
+    signals: list[int] = []
+
+    async def run() -> Smoke:
+        runner = RankRunner(_order(options, plan), options.python, os.environ, on_progress)
+
+        def end_early(number: int) -> bool:
+            signals.append(number)
+            return runner.end_early(number)
+
+        return await until_stopped(runner.run(), _stopped, ends_early=end_early)
+
+    facts = asyncio.run(run())
+    told = msgspec.structs.replace(
+        facts, chosen=plan.chosen, gpus_passed_over=plan.gpus_passed_over, engine=options.engine
     )
+    return Trained(redact_facts(told), next(iter(signals), 0))
 
 
 def measure_scaling(
@@ -56,6 +75,7 @@ def _order(options: SmokeOptions, plan: SmokePlan) -> TrainingOrder:
         seconds=options.seconds,
         import_seconds=options.import_seconds,
         fault=options.fault,
+        duration=options.duration,
     )
 
 

@@ -13,6 +13,7 @@ from ddpdoctor.base.text import clip, listed, plural
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.engine.sanitize_facts import is_version
+from ddpdoctor.facts.burn_in import MAX_ERROR_LINES, MAX_WATCHED_GPUS, MAX_WINDOWS, BurnIn, HostWatch
 from ddpdoctor.facts.fleet import Passed
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.smoke import Leftovers, RankEnding, RankRun, Smoke, Stage, StageState
@@ -82,7 +83,8 @@ class TrainingCoordinator:
         orders = self.make_orders(plans, backend)
         await hub.close_port()
         hub.announce("smoke")
-        longest = self._options.import_seconds + len(self._options.stages) * self._options.seconds + ENDING_SECONDS
+        options = self._options
+        longest = options.import_seconds + len(options.stages) * options.seconds + options.duration + ENDING_SECONDS
         answers = await hub.ask(orders, longest, _has_failed)
         self.smoke = self.merge_answers(orders, answers, plans, backend, time.monotonic() - began)
         passed = Passed.PASS if has_passed(self.smoke) else Passed.FAIL
@@ -186,6 +188,7 @@ class TrainingCoordinator:
                 stages=self._options.stages,
                 seconds=self._options.seconds,
                 import_seconds=self._options.import_seconds,
+                duration=self._options.duration,
             )
             first += plans[rank].nproc
         return orders
@@ -238,6 +241,21 @@ class TrainingCoordinator:
             torch=next((answer.torch for answer in done.values() if is_version(answer.torch)), ""),
             python=self._options.python,
             folder=self._folders(done),
+            burn_in=self._burn_in(done),
+        )
+
+    def _burn_in(self, done: Mapping[int, TrainingDone]) -> BurnIn:
+        """What the nodes say of it, and of their own hosts."""
+        told = [answer.burn_in for answer in done.values()]
+        return BurnIn(
+            asked=self._options.duration,
+            stopped=clip(next((each.stopped for each in told if each.stopped), ""), 20),
+            batch=next((each.batch for each in told if each.batch), 0),
+            hosts=tuple(
+                bounded_watch(watch, self._host_of(rank), rank)
+                for rank, answer in done.items()
+                for watch in answer.burn_in.hosts[:1]
+            ),
         )
 
     def _folders(self, done: Mapping[int, TrainingDone]) -> str:
@@ -306,6 +324,30 @@ def believable(left: Leftovers) -> Leftovers:
     )
 
 
+def bounded_watch(watch: HostWatch, host: str, node: int) -> HostWatch:
+    """What a node says of its own host, cut to what an honest one says."""
+    gpus = watch.gpus
+    if isinstance(gpus, tuple):
+        gpus = tuple(
+            msgspec.structs.replace(
+                gpu,
+                name=gpu.name[:80],
+                bus_id=gpu.bus_id[:20],
+                looks=tuple(
+                    msgspec.structs.replace(look, throttled=tuple(reason[:20] for reason in look.throttled[:8]))
+                    for look in gpu.looks[:MAX_WINDOWS]
+                ),
+            )
+            for gpu in gpus[:MAX_WATCHED_GPUS]
+        )
+    lines = watch.error_lines
+    if isinstance(lines, tuple):
+        lines = tuple(msgspec.structs.replace(line, text=line.text[:500]) for line in lines[:MAX_ERROR_LINES])
+    return msgspec.structs.replace(
+        watch, host=host, node=node, memory=watch.memory[:MAX_WINDOWS], gpus=gpus, error_lines=lines
+    )
+
+
 def _has_failed(answer: Answer) -> bool:
     """Whether the others' ranks would wait in vain after this answer."""
     return not isinstance(answer, TrainingDone) or any(run.ending is not RankEnding.FINISHED for run in answer.runs)
@@ -344,6 +386,7 @@ def runs_of(
                 stages=tuple(map({**not_run, **{stage.name: stage for stage in run.stages}}.__getitem__, order.stages)),
                 ended_after=round(run.ended_after + max(0.0, later), 3),
                 culprits=tuple(culprit for culprit in run.culprits if 0 <= culprit < order.world_size),
+                pace=run.pace[:MAX_WINDOWS],
             )
         )
     return runs

@@ -24,9 +24,9 @@ from ddpdoctor.network_check.protocol.messages import (
 from ddpdoctor.network_check.protocol.messages import Order as AnyOrder
 from ddpdoctor.network_check.protocol.order_limits import Master
 from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
-from ddpdoctor.smoke_training.local.rank_runner import run_ranks
+from ddpdoctor.smoke_training.local.rank_runner import RankRunner
 from ddpdoctor.smoke_training.plan import plan_training
-from ddpdoctor.smoke_training.stages import STAGES
+from ddpdoctor.smoke_training.stages import BURN_IN, STAGES
 from ddpdoctor.smoke_training.training_order import SmokeOptions, TrainingOrder
 
 MAX_PATH_LENGTH = 500
@@ -54,6 +54,7 @@ class RemoteTraining:
         self._welcome: Welcome | None = None
         self._refused = ""
         self._own_part = Smoke()
+        self._runner: RankRunner | None = None
 
     def welcome(self, welcome: Welcome) -> None:
         """Take in as which node this one was admitted."""
@@ -73,9 +74,8 @@ class RemoteTraining:
         options = self._options
         own = TrainingOrder(**msgspec.structs.asdict(order), launched=options.launched, fault=options.fault)
         environ = self._settings(order)
-        facts = redact_facts(
-            await run_ranks(own, python=options.python, environ=environ, on_progress=self._on_progress)
-        )
+        self._runner = RankRunner(own, options.python, environ, self._on_progress)
+        facts = redact_facts(await self._runner.run())
         answer = TrainingDone(
             runs=tuple(map(shorten_run, facts.ranks)),
             began=began,
@@ -83,6 +83,7 @@ class RemoteTraining:
             problem=facts.problem[:1000],
             folder=facts.folder[:500],
             leftovers=_few(facts.leftovers),
+            burn_in=facts.burn_in,
         )
         self._own_part = msgspec.structs.replace(
             facts,
@@ -109,9 +110,13 @@ class RemoteTraining:
         most = max(plan_training(self._snapshot, nproc, backend).nproc for backend in ("gloo", "nccl"))
         if order.nproc > most:
             return f"it is to run {order.nproc} ranks, and {most} at most are planned here"
-        if unknown := [stage for stage in order.stages if stage not in STAGES]:
+        if unknown := [stage for stage in order.stages if stage not in (*STAGES, BURN_IN)]:
             return f"it is to run a stage {plain(unknown[0], 64)!r}"
         return ""
+
+    def end_early(self, number: int) -> bool:
+        """Have the burn-in end for that signal, on all nodes; False where there is none that has begun."""
+        return self._runner is not None and self._runner.end_early(number)
 
     def add_facts(self, snapshot: Snapshot) -> Snapshot:
         """Add to this node's facts what its own ranks came to."""
@@ -131,7 +136,9 @@ class RemoteTraining:
             yield f"--backend {options.backend} has no effect here: node 0 runs with {order.backend}"
         if options.timeout is not None and options.timeout != order.seconds:
             yield f"--timeout {options.timeout:g} has no effect here: node 0 gives each stage {order.seconds:g} s"
-        if options.stages_given and options.stages != order.stages:
+        if options.duration and options.duration != order.duration:
+            yield f"--duration has no effect here: node 0 has {order.duration:g} s of burn-in"
+        if options.stages_given and set(options.stages) - {BURN_IN} != set(order.stages) - {BURN_IN}:
             yield "--stages has no effect here: node 0 says which are run"
 
     def _settings(self, order: Train) -> dict[str, str]:
@@ -180,7 +187,13 @@ def _cut_texts(run: RankRun) -> dict[str, object]:
 
 
 def _cut_nearly_all(run: RankRun) -> dict[str, object]:
-    return {"called": run.called[-2:], "stack": run.stack[:2], "culprits": run.culprits[:8], "last_line": ""}
+    return {
+        "called": run.called[-2:],
+        "stack": run.stack[:2],
+        "culprits": run.culprits[:8],
+        "last_line": "",
+        "pace": (),
+    }
 
 
 SHORTENINGS = (

@@ -57,7 +57,11 @@ class SmokeTask:
         self.catalogue = catalogue
         self._options = options
         self._on_progress = on_progress
-        self.seconds = max(MIN_MEETING_SECONDS, 2 * (options.import_seconds + len(options.stages) * options.seconds))
+        self._workers: list[RemoteTraining] = []
+        self.stopped_by = 0
+        """The number of the signal that has ended the burn-in here; 0: none has."""
+        longest = 2 * (options.import_seconds + len(options.stages) * options.seconds) + options.duration
+        self.seconds = max(MIN_MEETING_SECONDS, longest)
 
     def meeting(self, meeting: Meeting) -> Meeting:
         return msgspec.structs.replace(meeting, nproc=self._options.nproc)
@@ -68,7 +72,13 @@ class SmokeTask:
     def worker(
         self, snapshot: Snapshot, address: Callable[[], str], master: Master, python: str, environ: Mapping[str, str]
     ) -> OrderHandler:
-        return RemoteTraining(self._options, snapshot, master, environ, self._on_progress)
+        self._workers.append(RemoteTraining(self._options, snapshot, master, environ, self._on_progress))
+        return self._workers[-1]
+
+    def end_early(self, number: int) -> bool:
+        ends = any(worker.end_early(number) for worker in self._workers)
+        self.stopped_by = number if ends else 0
+        return ends
 
     def judge(self, snapshots: Sequence[Snapshot]) -> list[Examination]:
         """Judge each node: findings on a rank belong to the node that runs it, those on the whole to node 0."""

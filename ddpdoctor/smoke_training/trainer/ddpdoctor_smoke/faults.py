@@ -8,6 +8,8 @@ import time
 INSTEAD = {"all_reduce": "broadcast", "broadcast": "all_reduce", "all_gather": "all_reduce", "barrier": "all_reduce"}
 """The collective that is called in another one's place."""
 
+LEAK_BYTES = 2 << 20
+
 
 class Faults:
     """fault: {"rank", "stage", "kind", "when"} or None; worker: the rank.
@@ -19,6 +21,8 @@ class Faults:
         shape                               the first collective's tensor is longer; where DDP makes them, the model is wider
         seed, sampler                       (sampler, training) the sampler has another seed; isn't a DistributedSampler
         drift                               (training, parameters) after a step something is added to the parameters
+        slow, slow-later, fading, leak      (burn-in) its own part of a step takes three times as long; from half of the time on; ever
+                                            longer; it keeps some memory in every step
         module:function                     called with the rank's device, as those above that end or wait
     """
 
@@ -26,6 +30,7 @@ class Faults:
         self.fault = fault if fault and int(fault["rank"]) == worker.rank else None
         self.worker = worker
         self.struck = False
+        self.kept = []
 
     def wanted(self, kind):
         """Whether this rank is to do that wrong in the present stage."""
@@ -57,6 +62,15 @@ class Faults:
             self.struck = True
             return INSTEAD[op], self.worker.torch.ones(1, device=self.worker.device) if tensor is None else tensor
         return op, tensor
+
+    def burden(self, share, seconds):
+        """In a step of the burn-in. share: of its time that is over; seconds: that the rank's own part took."""
+        if self.wanted("slow") or (self.wanted("slow-later") and share > 0.5):
+            time.sleep(2 * seconds)
+        if self.wanted("fading"):
+            time.sleep(3 * share * seconds)
+        if self.wanted("leak"):
+            self.kept.append(bytearray(b"x") * LEAK_BYTES)
 
     def _end_or_wait(self, when):
         if self.fault is None or self.fault["stage"] != self.worker.stage or self.fault.get("when", "begin") != when:

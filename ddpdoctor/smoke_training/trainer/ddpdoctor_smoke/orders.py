@@ -14,6 +14,7 @@ import_seconds  what the import of torch may take, and the rendezvous with ranks
 folder      an empty one of our own, for the store, a checkpoint and the engine's files; every host has another
 launched    the rank that a launcher has given to this process; absent: the engine starts the ranks
 gpus        for the stage "data parallel": over how many; absent elsewhere
+duration    for the stage "burn-in": seconds; absent elsewhere
 fault       for tests: {"rank", "stage", "kind"}, and more by kind
 """
 

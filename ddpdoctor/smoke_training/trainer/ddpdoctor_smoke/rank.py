@@ -109,9 +109,9 @@ def run_rank(order):
     channel.take_output()
     prepare()
     worker = Worker(order, channel)
-    from ddpdoctor_smoke.stages import FOR_SCALING, STAGES
+    from ddpdoctor_smoke.stages import FOR_DURATION, FOR_SCALING, STAGES
 
-    stages = {**STAGES, **FOR_SCALING}
+    stages = {**STAGES, **FOR_DURATION, **FOR_SCALING}
 
     for name in order.stages:
         try:

@@ -29,6 +29,8 @@ class ReportChannel:
 
     def __init__(self, channel, who):
         self.lock = threading.Lock()
+        self.is_end_wanted = False
+        """Whether ddpdoctor has asked to end what would go on for long: it says so by a word of its own, of whatever letters."""
         self.messages = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.messages.connect("\0" + channel)
         self.say(who=who, pid=os.getpid())
@@ -70,7 +72,7 @@ class ReportChannel:
     def _wait_for_its_end(self):
         with suppress(OSError):
             while self.messages.recv(1):
-                pass
+                self.is_end_wanted = True
         end_unwatched()
 
 

@@ -2,6 +2,7 @@
 NotHere, WrongOutcome, or any other error."""
 
 from ddpdoctor_smoke.stages import (
+    burning_in,
     checkpointing,
     collectives,
     fused,
@@ -43,3 +44,6 @@ FOR_SCALING = {
     "data parallel": scaling.data_parallel,
 }
 """No part of the usual run."""
+
+FOR_DURATION = {"burn-in": burning_in.burn_in}
+"""Before the shutdown, where it was asked for."""
