@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -16,6 +17,8 @@ T = TypeVar("T")
 
 LAUNCHER_SECONDS = 1.0
 """Between two looks whether the launcher lives."""
+IMPATIENT_SECONDS = 5.0
+"""A second signal that comes so soon behind one for which the work is ending anyway is but impatience."""
 
 
 async def within(seconds: float, what: Awaitable[T]) -> T:
@@ -59,7 +62,7 @@ async def until_stopped(
         launcher: the pid of this process's parent, if its end is to be taken for a SIGTERM: one that is killed may leave its
             ranks behind.
         ends_early: is told the number of the first signal before anything is cancelled; True where the work will come to its end soon for it,
-            with a result. The next signal cancels.
+            with a result. The next signal cancels, unless it comes within IMPATIENT_SECONDS.
 
     It raises `StoppedBySignal` where a signal has come before the work was done.
 
@@ -69,12 +72,15 @@ async def until_stopped(
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(work)
     received: list[int] = []
-    orphaned = softened = False
+    orphaned = False
+    ending_since: float | None = None
 
     def stop(number: int, by: str = "") -> None:
-        nonlocal softened
-        if not by and not received and not softened and ends_early(number):
-            softened = True
+        nonlocal ending_since
+        now = time.monotonic()
+        if not by and not received and ending_since is None and ends_early(number):
+            ending_since = now
+        if ending_since is not None and now - ending_since < IMPATIENT_SECONDS and not by:
             return
         received.append(number)
         if len(received) == 1:
@@ -105,7 +111,7 @@ async def until_stopped(
         for number in handled:
             loop.remove_signal_handler(number)
         if handled:
-            (ignore_signals if received or softened else stop_on_signals)()
+            (ignore_signals if received or ending_since is not None else stop_on_signals)()
 
 
 async def in_thread(call: Callable[[], T]) -> T:

@@ -7,9 +7,10 @@ from typing import Final
 
 UNIT_SECONDS: Final = {"": 1, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
-_PART: Final = r"\d{1,9}(?:\.\d{1,6})?\s*(?:sec|min|[smhd])"
-_WHOLE: Final = re.compile(rf"\s*(?:{_PART}\s*)+|\s*\d{{1,9}}(?:\.\d{{1,6}})?\s*")
-_NUMBER_AND_UNIT: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
+_NUMBER: Final = r"[0-9]{1,9}(?:\.[0-9]{1,6})?"
+_PART: Final = rf"{_NUMBER}\s*(?:sec|min|[smhd])"
+_WHOLE: Final = re.compile(rf"\s*(?:{_PART}\s*){{1,8}}|\s*{_NUMBER}\s*")
+_NUMBER_AND_UNIT: Final = re.compile(rf"({_NUMBER})\s*([a-z]*)")
 
 
 def seconds_of(text: str) -> float:

@@ -21,6 +21,7 @@ __all__ = [
     "reported_leftovers",
     "reported_log",
     "reported_scripts",
+    "sparkline",
     "summary",
     "terminal",
 ]

@@ -5,11 +5,12 @@
 - `multinode/`: the ranks of several hosts
 - `trainer/`: the ranks' own side, which runs in the target Python
 - `analysis/`: what its facts mean; pure
-- `render*`, `progress`: what the user sees of it
+- `render*`, `burn_in_picture`, `progress`: what the user sees of it
 """
 
 __all__ = [
     "analysis",
+    "burn_in_picture",
     "local",
     "multinode",
     "plan",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 from statistics import median
 from typing import Final
 
@@ -24,6 +24,8 @@ LEAST_FALL: Final = {"nccl": 0.05, "gloo": 0.25}
 """The part of the throughput that must be gone. CPUs share caches and clocks with whatever else runs."""
 LEAST_RATIO: Final = {"nccl": 1.1, "gloo": 1.5}
 """Of a rank's own time to that of the others in the middle."""
+NOISE_FACTOR: Final = 2.0
+"""By so many times what it differs from window to window it must be off, too."""
 SLOW_SHARE: Final = 0.85
 """Windows since a moment in which a slow rank is slow."""
 LEAST_SLOW_SHARE: Final = 0.25
@@ -122,11 +124,17 @@ def _since(times: Sequence[float], values: Sequence[float]) -> float:
     """The moment of a step down between two level parts; 0.0 where there is none, and it goes down all along."""
     count = len(values)
     splits = range(4, count - 4)
-    best = max(splits, key=lambda at: abs(median(values[:at]) - median(values[at:])), default=0)
+    best = min(splits, key=lambda at: _spread(values[:at]) + _spread(values[at:]), default=0)
     if not best:
         return 0.0
     level = all(abs(deviations(part)) < TREND_DEVIATIONS for part in (values[:best], values[best:]))
     return times[best - 1] if level else 0.0
+
+
+def _spread(values: Sequence[float]) -> float:
+    """How far values are from their middle, together."""
+    middle = median(values)
+    return sum(abs(value - middle) for value in values)
 
 
 def throughput_fall(smoke: Smoke) -> Fall | None:
@@ -173,8 +181,8 @@ def slow_ranks(smoke: Smoke) -> list[SlowRank]:
         if len(own) < 2 or len(times) < MIN_WINDOWS:
             continue
         usual = [median(each) for each in others]
-        ratios = _smoothed([mine / max(theirs, 1e-9) for mine, theirs in zip(times, usual, strict=True)])
-        begin = _begin_of_slowness(ratios, least)
+        ratios = [mine / max(theirs, 1e-9) for mine, theirs in zip(times, usual, strict=True)]
+        begin = _begin_of_slowness(_smoothed(ratios), max(least, 1 + NOISE_FACTOR * _noise(ratios)))
         if begin is None:
             continue
         since = 0.0 if begin <= len(ratios) * THROUGHOUT_SHARE else moments[begin]
@@ -187,6 +195,11 @@ def slow_ranks(smoke: Smoke) -> list[SlowRank]:
 def _smoothed(values: Sequence[float]) -> list[float]:
     """The middle of each value and its neighbours."""
     return [median(values[max(0, place - 1) : place + 2]) for place in range(len(values))]
+
+
+def _noise(values: Sequence[float]) -> float:
+    """How far a value is from the next, in the middle of all: a step between two levels doesn't count."""
+    return median(abs(later - earlier) for earlier, later in pairwise(values))
 
 
 def _begin_of_slowness(ratios: Sequence[float], least: float) -> int | None:

@@ -68,6 +68,9 @@ class RankProgress(OutputTail):
         self.heard_at = 0.0
         """The moment of its last step or window."""
         self.windows: list[PaceWindow] = []
+        self._told = 0
+        self._merged = 1
+        """Windows that are told for each that is kept."""
         self.device = "cpu"
         self.words = ""
         self.wrong = False
@@ -86,13 +89,19 @@ class RankProgress(OutputTail):
         self.process_state = ""
 
     def add_window(self, window: PaceWindow) -> None:
-        """Take in a window of the burn-in. All ranks have as many, so that they stay the same windows where each two become one."""
-        self.windows.append(window)
-        if len(self.windows) >= MAX_WINDOWS:
-            began = [0.0, *(window.at for window in self.windows)]
+        """Take in a window of the burn-in. Those that are kept are equally long, and the same on all ranks, which tell of as many."""
+        self._told += 1
+        if self._told % self._merged != 1 % self._merged:
+            began = self.windows[-2].at if len(self.windows) > 1 else 0.0
+            self.windows[-1] = merge_windows(began, self.windows[-1], window)
+        else:
+            self.windows.append(window)
+        if len(self.windows) == MAX_WINDOWS and self._told % self._merged == 0:
+            ends = [0.0, *(window.at for window in self.windows)]
             self.windows = [
-                merge_windows(began[place], *self.windows[place : place + 2]) for place in range(0, MAX_WINDOWS, 2)
+                merge_windows(ends[place], *self.windows[place : place + 2]) for place in range(0, MAX_WINDOWS, 2)
             ]
+            self._merged *= 2
 
     @property
     def over(self) -> bool:

@@ -8,11 +8,13 @@ import time
 INSTEAD = {"all_reduce": "broadcast", "broadcast": "all_reduce", "all_gather": "all_reduce", "barrier": "all_reduce"}
 """The collective that is called in another one's place."""
 
-LEAK_BYTES = 2 << 20
+LEAK_BYTES = 400 << 20
+"""By the end."""
+EVERY_RANK = -1
 
 
 class Faults:
-    """fault: {"rank", "stage", "kind", "when"} or None; worker: the rank.
+    """fault: {"rank", "stage", "kind", "when"} or None, rank -1 for all; worker: the rank.
 
     kinds
         raise, exit, kill, stop, sleep      when "begin": as the stage begins; when "call": once the rank has said what it
@@ -22,12 +24,12 @@ class Faults:
         seed, sampler                       (sampler, training) the sampler has another seed; isn't a DistributedSampler
         drift                               (training, parameters) after a step something is added to the parameters
         slow, slow-later, fading, leak      (burn-in) its own part of a step takes three times as long; from half of the time on; ever
-                                            longer; it keeps some memory in every step
+                                            longer; it keeps ever more memory
         module:function                     called with the rank's device, as those above that end or wait
     """
 
     def __init__(self, fault, worker):
-        self.fault = fault if fault and int(fault["rank"]) == worker.rank else None
+        self.fault = fault if fault and int(fault["rank"]) in (worker.rank, EVERY_RANK) else None
         self.worker = worker
         self.struck = False
         self.kept = []
@@ -69,8 +71,8 @@ class Faults:
             time.sleep(2 * seconds)
         if self.wanted("fading"):
             time.sleep(3 * share * seconds)
-        if self.wanted("leak"):
-            self.kept.append(bytearray(b"x") * LEAK_BYTES)
+        if self.wanted("leak") and sum(map(len, self.kept)) < share * LEAK_BYTES:
+            self.kept.append(bytearray(b"x") * int(share * LEAK_BYTES - sum(map(len, self.kept))))
 
     def _end_or_wait(self, when):
         if self.fault is None or self.fault["stage"] != self.worker.stage or self.fault.get("when", "begin") != when:

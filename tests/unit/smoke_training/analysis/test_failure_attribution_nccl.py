@@ -88,6 +88,7 @@ MEETING_STEPS = {
     "a step on both", "training step %d of %d", "the whole batch", "its first half, without synchronising",
     "its second half", "one more step", "a step with SyncBatchNorm", "step %d of %d in %s", "destroy_process_group",
     "waiting at the store for rank %d", "init_process_group", "all_reduce of %d bytes, again and again",
+    "training steps %d to %d",
     "training steps, again and again",
 }  # fmt: skip
 LONELY_STEPS = {
