@@ -14,6 +14,7 @@ from ddpdoctor.report.progress import Pace, Progress
 from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
 from ddpdoctor.smoke_training.local.rank_progress import RankProgress
 from ddpdoctor.smoke_training.render_marks import Mark, columns, ranks_text
+from ddpdoctor.smoke_training.stages import BURN_IN
 
 STARTING: Final = "starting; the target Python imports torch"
 MAX_DRAWN_PLACES: Final = 4
@@ -55,7 +56,7 @@ class SmokeProgress(Progress):
         places = self._places(watch)[: MAX_DRAWN_PLACES if height > LOW_TERMINAL_LINES else 1]
         yield Lines(tuple(_table(watch, width, max(1, height - len(places) - 4), unicode=unicode)))
         for words, seconds, allowed in places:
-            style = "cyan" if seconds < allowed / 2 else "bold yellow"
+            style = "cyan" if seconds < allowed / 2 or BURN_IN in words else "bold yellow"
             yield Lines((StyledText(f"  {words}  {seconds:.0f} s of {allowed:.0f}", style),))
 
     def _places(self, watch: RankMonitor) -> list[tuple[str, float, float]]:
@@ -63,13 +64,15 @@ class SmokeProgress(Progress):
         groups: dict[tuple[str, str], list[RankProgress]] = {}
         for rank in sorted(watch.ranks.values(), key=lambda rank: rank.position):
             if not rank.over and rank.stage and rank.stage not in rank.done:
-                groups.setdefault((rank.stage, rank.step), []).append(rank)
+                # Of a burn-in it is told how long it has gone on; its steps are many.
+                groups.setdefault((rank.stage, "" if rank.stage == BURN_IN else rank.step), []).append(rank)
         places = []
         for (stage, step), ranks in groups.items():
             first = min(ranks, key=lambda rank: rank.since)
             where = f"{stage}, {one_line(step)}" if step and step != stage else stage
             words = f"{ranks_text([rank.rank for rank in ranks])}: {where}"
-            places.append((words, self.clock() - first.since, watch.due(first) - first.since))
+            allowed = watch.order.duration if stage == BURN_IN else watch.due(first) - first.since
+            places.append((words, self.clock() - first.since, allowed))
         return places
 
 
