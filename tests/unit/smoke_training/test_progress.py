@@ -149,3 +149,19 @@ def test_a_terminal_is_left_as_it_was() -> None:
     assert "ranks over gloo" in shown
     assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1
     assert progress.watch is watch
+
+
+def test_of_a_burn_in_it_says_how_long_it_has_gone_on_and_no_step() -> None:
+    """A step every moment would be a line that is never steady."""
+    clock = Clock()
+    progress = SmokeProgress(clock)
+    order = TrainingOrder(nproc=2, world_size=2, stages=("burn-in", "shutdown"), duration=600.0)
+    watch = RankMonitor(order, clock.now)
+    for rank in range(2):
+        watch.take_rank_message(rank, {"stage": "burn-in", "state": "begun"}, clock.now)
+    progress.update(watch)
+    clock.now += 90
+    for rank in range(2):
+        watch.take_rank_message(rank, {"step": f"training steps {rank} to 9"}, clock.now)
+    assert progress.status() == "ranks 0-1: burn-in"
+    assert drawn(progress)[-1].rstrip() == "  ranks 0-1: burn-in  90 s of 600"
