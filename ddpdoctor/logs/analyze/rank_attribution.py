@@ -17,7 +17,7 @@ from ddpdoctor.logs.analyze.order import lead_of
 from ddpdoctor.logs.analyze.rules import LogRule
 from ddpdoctor.logs.analyze.timeline import Timeline
 from ddpdoctor.logs.exceptions import NAMED, is_of_launcher, is_within_launcher
-from ddpdoctor.logs.parse.labels import process_of
+from ddpdoctor.logs.parse.labels import names_process, process_of
 
 OF_ITS_OWN: Final = "mp.spawn"
 """It numbers the processes of one host, and tells of the one that failed first."""
@@ -126,12 +126,12 @@ def _host_of(rank: int | None, log: Log) -> str:
         return ""
     lines = [*_heard(log), *(noise.line for noise in log.noise)]
     own = [line for line in lines if line.rank == rank]
-    named = {log_line.host for log_line in own if log_line.host}
+    named = {log_line.host for log_line in own if log_line.host and not names_process(log_line.host)}
     if not named:
         warned = [(line.text.rpartition(_WARNS)[2], line.host) for line in lines if _WARNS in line.text and line.host]
         named = {host for words, host in warned if _tells(words) and any(words in log_line.text for log_line in own)}
     if not named and len(log.ranks) == 1:
-        named = set(log.hosts)
+        named = {host for host in log.hosts if not names_process(host)}
     return next(iter(named)) if len(named) == 1 else ""
 
 

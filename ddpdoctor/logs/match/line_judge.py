@@ -33,6 +33,7 @@ from ddpdoctor.logs.parse.labels import (
     Style,
     prefix_before,
     process_of,
+    rank_of_heading,
     tags_output,
     unended_before,
     unlabelled,
@@ -40,7 +41,7 @@ from ddpdoctor.logs.parse.labels import (
 )
 from ddpdoctor.logs.parse.mentions import mentioned
 from ddpdoctor.logs.parse.stacks import StackAssembler, begins_stack, reason_in
-from ddpdoctor.logs.parse.tracebacks import FRAME, HEADER, Assembler, bare, is_frame
+from ddpdoctor.logs.parse.tracebacks import FRAME, HEADER, Assembler, bare, chains, is_frame
 
 MAX_LINE_BYTES: Final = 2000
 """Bytes of a line that are kept, around what was found in it."""
@@ -274,6 +275,10 @@ class LineJudge:
             # The line of an exception that was logged is the end of its traceback, and announces no other one.
             unannounced = is_headless or stream.follows_an_exception
             before = [] if unannounced else [log_line.text for log_line in self._before(spot, line)[::-1]]
+            heading = rank_of_heading(self._above(spot))
+            if heading is None and before and chains(before[0]):
+                heading = stream.heading
+            line = stream.headed_by(heading, line)
             logger = "" if is_headless else self._loggers.get(id(stream), "")
             if logger and tags_output(logger):
                 before = [without(logger).sub("", text, count=1) for text in before]
@@ -281,6 +286,12 @@ class LineJudge:
             stream.open.append(Assembler(self._timed(spot, stream, line), announcement(before) or logger))
             self._headless = stream if is_headless and stream.nobodys else None
         return True
+
+    def _above(self, spot: Spot) -> str:
+        """What stands on the line above, whoever's that is: a heading counts as the line of whom it names."""
+        end = max(spot.start - 1, 0)
+        begin = max(spot.text.rfind(b"\n", 0, end) + 1, end - MAX_LINE_BYTES)
+        return self.labelled(spot.text[begin:end]).text
 
     def _adopt(self, stream: LogStream, line: LogLine) -> None:
         """Give a rank the frame right before its line, of which a paste has cut the label off."""

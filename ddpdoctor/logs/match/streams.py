@@ -10,6 +10,7 @@ import msgspec
 from ddpdoctor.facts.log import LoggedException, LogLine
 from ddpdoctor.logs.match.gathering import GatheredLog, SeenSign
 from ddpdoctor.logs.parse.exit_tables import ExitTable
+from ddpdoctor.logs.parse.labels import names_process
 from ddpdoctor.logs.parse.stacks import StackAssembler
 from ddpdoctor.logs.parse.tracebacks import Assembler, begins_below, chains, goes_on_below
 
@@ -45,6 +46,8 @@ class LogStream:
     """The line in which a text was last seen that makes others certain."""
     pending: dict[int, list[SeenSign]] = field(default_factory=dict)
     """Sightings that count once their second text is seen, by that."""
+    heading: int | None = None
+    """The rank that a heading above the traceback at hand says it is of."""
     raised: LoggedException | None = None
     """The exception that just ended, as long as another may follow."""
     raised_at: int = 0
@@ -74,12 +77,20 @@ class LogStream:
             return line
         return msgspec.structs.replace(line, time=self.time, lent=True)
 
+    def headed_by(self, rank: int | None, line: LogLine) -> LogLine:
+        """Give the line of a traceback that a rank's heading stands above that rank."""
+        self.heading = rank
+        if rank is None or line.rank is not None:
+            return line
+        return msgspec.structs.replace(line, rank=rank, host="" if names_process(line.host) else line.host)
+
     def go_on(self, line: LogLine, gathered: GatheredLog) -> tuple[LogLine, bool]:
         """Take the next line; return it with its table's rank, and whether a traceback or table takes it for its own."""
         for wanting, _ in self.wanting:
             wanting.append(line)
         self.wanting = [wanting for wanting in self.wanting if len(wanting[0]) < NEIGHBOURS]
         in_table = False
+        line = self.headed_by(self.heading if self.open or self.raised else None, line)
         if self.table:
             line, in_table = self._table(self.table, line, gathered)
         mine = self._after_exception(line, gathered)

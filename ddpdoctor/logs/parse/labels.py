@@ -69,7 +69,20 @@ _BAR: Final = re.compile(
     r"[ \t]*\|[ ](?=\[rank\d|\[[A-Za-z]\w{0,40}\d\]:|[IWEF]\d{4}[ ])|(?:stderr|stdout)(?::[ ]|[ ][FP][ ])"
 )
 """What a program puts before the lines of the processes whose output it shows; a bar alone is an exception group's."""
-_RAY: Final = re.compile(r"\((?P<worker>(?:[A-Za-z_][\w.:-]{0,80} )?pid=\d{1,9}(?:, ip=[\w.:\[\]]{2,60})?)\) ?")
+_WORKER: Final = re.compile(
+    r"""
+      \((?P<worker>
+        (?: (?:Worker_TP(?P<tensor>\d{1,4})(?:_EP\d{1,4})? | [A-Za-z_][\w.:-]{0,80}(?:\([^()\s]{0,80}\))?) [ ] (?:rank=(?P<rank>\d{1,6})[ ])? )?
+        pid=\d{1,9}
+        (?: ,[ ]ip=(?P<ip>[\w.:\[\]]{2,60}) )?
+      )\)[ ]?
+    """,
+    re.VERBOSE,
+)
+"""Processes, as Ray and vLLM name them before each of their lines: of Ray's nobody tells the rank; vLLM counts its workers, in all or by the part
+of each layer that they hold, where nothing else is shared out."""
+_HEADING: Final = re.compile(r"\[Rank (?P<rank>\d{1,6})(?:, \d{1,6}){0,4096}\]:?\s*$")
+"""Ray Train's, above the error of a worker, or of several that are alike."""
 _POD: Final = re.compile(
     r"(?!(?:epoch|step|iter|iteration|batch|fold|gpu|phase|stage|trial)-)(?P<pod>[a-z][a-z0-9.-]{0,252}-[a-z0-9]{0,20}\d[a-z0-9]{0,20}) (?:(?P<container>[a-z][a-z0-9-]{0,62}) )?"
 )
@@ -165,8 +178,12 @@ def unlabelled(line: str, style: Style = Style()) -> Labelled:  # noqa: B008 (im
         if style.quoted and first == ">" and (found := _QUOTE.match(line)):
             line = line[found.end() :]
             continue
-        if first == "(" and not host and (found := _RAY.match(line)):
-            line, host, said_by = line[found.end() :], found["worker"], said_by or "ray"
+        if first == "(" and (not host or names_process(host)) and (found := _WORKER.match(line)):
+            line = line[found.end() :]
+            if number := found["rank"] or found["tensor"]:
+                rank, host = int(number) if rank is None else rank, found["ip"] or ""
+            else:
+                host, said_by = host or found["worker"], said_by or "ray"
             continue
         if style.rounds and first == "(" and (found := _ROUND.match(line)):
             line, rank = line[found.end() :], int(found["number"]) if rank is None else rank
@@ -234,6 +251,17 @@ def _of_output(line: str) -> tuple[str, str, int | None]:
     elif HEADER in line and (found := _GLUED.search(line)):
         return line[found.end() :], "", int(found["rank"]) if found["rank"] else None
     return line, "", rank
+
+
+def names_process(host: str) -> bool:
+    """Whether what a line has for its host is one process, as Ray labels its own."""
+    return "pid=" in host
+
+
+def rank_of_heading(text: str) -> int | None:
+    """The first rank whose error stands below a line, if the line is nothing but the heading of one."""
+    found = _HEADING.match(text)
+    return int(found["rank"]) if found else None
 
 
 def unended_before(line: str) -> str:
