@@ -42,6 +42,7 @@ from ddpdoctor.logs.parse.labels import (
 from ddpdoctor.logs.parse.mentions import mentioned
 from ddpdoctor.logs.parse.stacks import StackAssembler, begins_stack, reason_in
 from ddpdoctor.logs.parse.tracebacks import FRAME, HEADER, Assembler, bare, chains, is_frame
+from ddpdoctor.logs.parse.translations import in_english
 
 MAX_LINE_BYTES: Final = 2000
 """Bytes of a line that are kept, around what was found in it."""
@@ -181,6 +182,9 @@ class LineJudge:
                 labelled = labelled if behind.rank is None else behind
         if head and labelled.rank is None and labelled.local_rank is None and not labelled.host:
             labelled = head._replace(text=labelled.text, time=labelled.time or head.time)
+        if any(Wanted.FOREIGN in self._vocabulary.wanted[hit] for hit in hits):
+            labelled = labelled._replace(text=in_english(labelled.text))
+            hits = [place for place, _, _ in self._vocabulary.matches(memoryview(labelled.text.encode()))]
         stream = self._stream(labelled)
         labelled = self._without_logger(labelled, stream)
         time = labelled.time

@@ -23,6 +23,7 @@ class Wanted(Enum):
     EXIT = "exit"
     FACT = "fact"
     ERROR = "error"
+    FOREIGN = "foreign"
 
     # Enum's own is slow, and asked for in every line that is read.
     __hash__ = object.__hash__
@@ -35,6 +36,7 @@ _PATIENCE: Final = {
     Wanted.EXIT: 2000,
     Wanted.FACT: 20,
     Wanted.ERROR: 300,
+    Wanted.FOREIGN: 1000,
 }
 
 

@@ -7,7 +7,7 @@ from functools import cache
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.logs.match import stated_facts as facts_said
 from ddpdoctor.logs.match.vocabulary import Vocabulary, Wanted
-from ddpdoctor.logs.parse import exit_tables, exits, stacks
+from ddpdoctor.logs.parse import exit_tables, exits, stacks, translations
 from ddpdoctor.logs.parse.error_words import ERROR_WORDS
 from ddpdoctor.logs.parse.tracebacks import FRAME, HEADER
 
@@ -22,6 +22,7 @@ def vocabulary(catalogue: Catalogue) -> Vocabulary:
         *((text, Wanted.STACK) for text in stacks.LITERALS),
         *((text, Wanted.ERROR) for text in ERROR_WORDS),
         *((text, Wanted.EXIT) for text in (*exits.LITERALS, *exit_tables.BEGINNINGS)),
+        *((text, Wanted.FOREIGN) for text in translations.LITERALS),
         *((text, Wanted.FACT) for text in facts_said.LITERALS),
     ]
     return Vocabulary(signs, catalogue.harmless_signs, others)

@@ -17,6 +17,8 @@ _FATAL_OF_ABSL: Final = "F0000 00:00:"
 """As XLA's C++ writes a message with which it ends its process, before its log is set up: the time is one in seconds."""
 _FATAL_OF_GLOG: Final = "*** Check failure stack trace: ***"
 """Below the message with which glog and Abseil end their process."""
+_IN_A_SCRIPT: Final = ": line "
+"""Where a shell is in a script, of which something could not be done."""
 _NAMES: Final = ("Error:", "Exception:")
 _OF_MAKE: Final = ": *** "
 _CUT_NAMES: Final = ("ror: ", "ption: ")
@@ -63,6 +65,7 @@ ERROR_WORDS: Final = (
     "Assertion",
     "[Errno ",
     ": command not found",
+    _IN_A_SCRIPT,
     "ChildFailedError:",
     "Exception raised from ",
     "ncclCommWatchdog() + ",
@@ -123,6 +126,11 @@ def _pattern(word: str) -> re.Pattern[str]:
     if word == _OF_MAKE:
         # An error that its rule ignores, and the word that others still run, end nothing.
         return re.compile(r"^g?make(?:\[\d+\])?: \*\*\* (?!Waiting for )(?!.*\(ignored\))")
+    if word == _IN_A_SCRIPT:
+        return re.compile(
+            r"^\S+: line \d+: (?:[^:]{1,300}: ){1,2}(?:No such file or directory|Permission denied|Is a directory|Exec format error"
+            r"|cannot execute\b.{0,100}|(?:bad interpreter|required file not found)\b.{0,100})$"
+        )
     if word in _CUT_NAMES:
         return re.compile(rf"^(?:r?ror|E?xception|c?eption|ption): (?=\S){_NO_FIGURE}")
     if word in _QUOTED:

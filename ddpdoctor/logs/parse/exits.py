@@ -135,6 +135,7 @@ _SAID: Final = {
     "multiprocessing": ((" stopped exitcode=", r"^<\w*Process.{0,200} stopped exitcode=(?:-{signal}|{failure})\b"),),
     "shell": (
         (": line ", r": line \d+: +{pid} {signal}\b"),
+        ("Terminated", r"^(?P<signal>Terminated)(?: +\(core dumped\))?\s*$"),
         (" Exit ", r"^\[\d+\][+-]? +Exit {failure} +\S"),
         (" killed ", r"^\[\d+\] +(?:[+-] +)?{pid} {signal} +\S"),
         ("Killed: ", r"^(?:\S+: line \d+: +\d+ )?Killed: {number}\b"),
