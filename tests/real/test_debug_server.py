@@ -1,5 +1,4 @@
-"""torch's own debug server on real gloo jobs, in a network namespace of their own, since it listens on all addresses: started by the
-script, and by `ddpdoctor run`."""
+"""torch's own debug server on real gloo jobs, over one host and over two, which are network namespaces: it listens on all addresses."""
 
 from __future__ import annotations
 
@@ -16,24 +15,24 @@ from typing import Any
 import pytest
 
 from tests.support.command import command, plain_environ
+from tests.support.namespaces import Host, network
 from tests.support.running_jobs import state, wait_until
 
-pytestmark = [pytest.mark.root, pytest.mark.tool("unshare", "nsenter", "ip"), pytest.mark.slow]
+pytestmark = [pytest.mark.root, pytest.mark.tool("unshare", "ip"), pytest.mark.slow]
 
-ALONE = ("unshare", "--net", "--uts", "sh", "-c", 'hostname localhost; ip link set lo up; exec "$@"', "sh")
 PORT = "25999"
 SCRIPT = str(Path(__file__).parent.parent / "support" / "served_training.py")
 
 
 class ServedJob:
-    """A job in a network namespace of its own."""
+    """A job of four ranks, rank 0 on the first host."""
 
-    def __init__(self, folder: Path, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, folder: Path, hosts: Sequence[Host]) -> None:
         self.folder = folder
-        self.process = process
+        self.hosts = hosts
 
     def output(self) -> str:
-        return (self.folder / "output.txt").read_text(errors="replace")
+        return "".join(path.read_text(errors="replace") for path in sorted(self.folder.glob("output-*.txt")))
 
     def wait_for(self, marker: str) -> int:
         """Wait for what a rank leaves when it has come so far; its pid."""
@@ -48,53 +47,63 @@ class ServedJob:
             self.wait_for(f"rank-{rank}.there")
 
     def asked(self, *options: str) -> tuple[int, dict[str, Any]]:
-        """What `jobs --hang --debug-server` says of it, once all is there that it asks."""
+        """What `jobs --hang --debug-server` says of it on the last host, once all is there that it asks."""
         told: list[tuple[int, dict[str, Any]]] = []
+        server = f"{self.hosts[0].hostname}:{PORT}"
+        line = command("jobs", "--hang", "--debug-server", server, "--json", "--seconds", "1", *options)
 
         def answers() -> bool:
-            within = ["nsenter", f"--net=/proc/{self.process.pid}/ns/net"]
-            line = command(
-                "jobs", "--hang", "--debug-server", f"localhost:{PORT}", "--json", "--seconds", "1", *options
-            )
             done = subprocess.run(
-                [*within, *line], env=plain_environ(), capture_output=True, text=True, timeout=90, check=False
+                self.hosts[-1].command(*line),
+                env=plain_environ(),
+                capture_output=True,
+                text=True,
+                timeout=90,
+                check=False,
             )
             assert "Traceback" not in done.stderr
             assert done.stdout, done.stderr
-            report = json.loads(done.stdout)
-            told.append((done.returncode, report))
-            return "hang" in report
+            told.append((done.returncode, json.loads(done.stdout)))
+            return "hang" in told[-1][1]
 
         wait_until(answers, lambda: f"the server: {told[-1:]} {self.output()}")
         return told[-1]
 
 
 @contextmanager
-def served(folder: Path, launch: Sequence[str], settings: Mapping[str, str] | None = None) -> Iterator[ServedJob]:
+def served(
+    folder: Path, launches: Sequence[Sequence[str]], settings: Mapping[str, str] | None = None
+) -> Iterator[ServedJob]:
+    """A job that is started by one command on each of so many hosts: node0, node1 ..."""
     environ = {
         **plain_environ(),
         "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
+        "GLOO_SOCKET_IFNAME": "eth0",
         "SERVED_FOLDER": str(folder),
         **(settings or {}),
     }
-    with (folder / "output.txt").open("wb") as output:
-        process = subprocess.Popen(
-            [*ALONE, *launch],
-            env=environ,
-            cwd=folder,
-            stdout=output,
-            stderr=output,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-    try:
-        yield ServedJob(folder, process)
-    finally:
-        for pid in pids_of(folder):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.wait(30)
+    with network(*(f"node{number}" for number in range(len(launches)))) as hosts:
+        started = []
+        try:
+            for host, launch in zip(hosts, launches, strict=True):
+                with (folder / f"output-{host.hostname}.txt").open("wb") as output:
+                    started.append(
+                        subprocess.Popen(
+                            host.command(*launch),
+                            env=environ,
+                            cwd=folder,
+                            stdout=output,
+                            stderr=output,
+                            stdin=subprocess.DEVNULL,
+                        )
+                    )
+            yield ServedJob(folder, hosts)
+        finally:
+            for pid in pids_of(folder):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            for process in started:
+                process.wait(30)
 
 
 def pids_of(folder: Path) -> list[int]:
@@ -107,17 +116,24 @@ def pids_of(folder: Path) -> list[int]:
     return found
 
 
-def torchrun(ranks: int = 4) -> list[str]:
+def torchrun() -> list[str]:
     return [
         sys.executable,
         "-m",
         "torch.distributed.run",
         "--nproc-per-node",
-        str(ranks),
+        "4",
         "--master-addr",
         "127.0.0.1",
         SCRIPT,
     ]
+
+
+def by_hand(*ranks: int) -> list[str]:
+    """Each for itself, without a launcher's store."""
+    settings = "WORLD_SIZE=4 MASTER_ADDR=node0 MASTER_PORT=29511"
+    loop = f"for r in {' '.join(map(str, ranks))}; do RANK=$r {settings} {sys.executable} {SCRIPT} & done; wait"
+    return command("run", "--debug-server", PORT, "--hang-after", "0", "--", "sh", "-c", loop)
 
 
 def assert_named(told: Mapping[str, Any], slug: str, words: str) -> None:
@@ -129,11 +145,11 @@ def assert_named(told: Mapping[str, Any], slug: str, words: str) -> None:
 def test_a_healthy_job_moves_and_then_a_rank_brings_another_size(tmp_path: Path, by: str) -> None:
     """Under torchrun, whether the script starts the server itself or doesn't know of it."""
     launch = torchrun() if by == "script" else command("run", "--debug-server", PORT, "--", *torchrun())
-    with served(tmp_path, launch, {"SERVED_BY_SCRIPT": PORT if by == "script" else ""}) as job:
+    with served(tmp_path, [launch], {"SERVED_BY_SCRIPT": PORT if by == "script" else ""}) as job:
         job.wait_for("rank-3.training")
         code, told = job.asked()
         assert (code, told["verdict"], told["findings"]) == (0, "ok", [])
-        assert [rank["host"] for rank in told["hang"]["ranks"]] == ["localhost"] * 4
+        assert [rank["host"] for rank in told["hang"]["ranks"]] == ["node0"] * 4
         job.do("shape")
         code, told = job.asked()
         assert code == 1
@@ -141,19 +157,19 @@ def test_a_healthy_job_moves_and_then_a_rank_brings_another_size(tmp_path: Path,
         assert "ranks 0, 2 and 3 called all_reduce Float[4]" in told["findings"][0]["summary"]
 
 
-def test_run_starts_it_and_it_leads_over_groups_to_the_rank_that_all_wait_for(tmp_path: Path) -> None:
-    """By each rank for itself, without a launcher's store; then a rank is stopped."""
-    script = f"for r in 0 1 2 3; do RANK=$r WORLD_SIZE=4 MASTER_ADDR=127.0.0.1 MASTER_PORT=29511 {sys.executable} {SCRIPT} & done; wait"
-    launch = command("run", "--debug-server", PORT, "--hang-after", "0", "--", "sh", "-c", script)
-    with served(tmp_path, launch) as job:
+def test_from_another_host_it_leads_over_groups_and_hosts_to_the_rank_that_all_wait_for(tmp_path: Path) -> None:
+    """Then that rank is stopped, and at last rank 0 killed."""
+    with served(tmp_path, [by_hand(0, 1), by_hand(2, 3)]) as job:
         job.do("chain")
         code, told = job.asked("--strict")
         assert code == 1
-        assert_named(told, "rank-busy-outside-collectives", "rank 3 stands in sleep_for_good (served_training.py:")
-        assert "ranks 0-2 wait for it in all_reduce" in told["findings"][0]["summary"]
+        assert_named(
+            told, "rank-busy-outside-collectives", "rank 3 (node1) stands in sleep_for_good (served_training.py:"
+        )
+        assert "ranks 0-2 (node0 and node1) wait for it in all_reduce" in told["findings"][0]["summary"]
         evidence = " ".join(piece["text"] for piece in told["findings"][0]["evidence"])
-        assert "rank 2 called all_reduce number 2, rank 3 did not" in evidence
-        assert "ranks 0 and 1 wait for ranks that wait for it" in evidence
+        assert "rank 2 (node1) called all_reduce number 2, rank 3 (node1) did not" in evidence
+        assert "ranks 0 and 1 (node0) wait for ranks that wait for it" in evidence
         output = job.output()
         assert f"ddpdoctor jobs --hang --debug-server localhost:{PORT}" in output
         assert "it has no password" in output
