@@ -19,6 +19,7 @@ _COMMANDS = {
     "netcheck": "netcheck",
     "smoke": "smoke",
     "jobs": "jobs",
+    "watch": "watch",
     "zombies": "zombies",
     "diagnose-log": "diagnose_log",
     "run": "run",

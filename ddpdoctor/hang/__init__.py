@@ -15,4 +15,5 @@ __all__ = [
     "render",
     "render_words",
     "verdict",
+    "watching",
 ]

@@ -48,6 +48,8 @@ class Stat(msgspec.Struct, frozen=True):
     threads: int
     start: int
     resident: int
+    major_faults: int = 0
+    """How often it waited for a page of a file."""
 
     @property
     def age(self) -> float:
@@ -176,6 +178,7 @@ class Proc:
             threads=numbers[10],
             start=numbers[12],
             resident=numbers[14],
+            major_faults=numbers[2],
         )
 
     def status(self, pid: int) -> dict[str, str]:

@@ -22,14 +22,23 @@ UNJUDGED_STATUSES: Final = {
 CHECK_STATUSES: Final = ("ok", "warn", "fail", *UNJUDGED_STATUSES.values())
 
 
-class _Families(Collector):
+class MeasuredGauges(Collector):
     """Metrics that were measured already. A `Gauge` would write them into the folder of PROMETHEUS_MULTIPROC_DIR, whosever that is."""
 
     def __init__(self) -> None:
-        self.families: list[GaugeMetricFamily] = []
+        self._families: list[GaugeMetricFamily] = []
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        return self.families
+        return self._families
+
+    def add(self, name: str, help_text: str, *labels: str) -> GaugeMetricFamily:
+        """Add a metric of which each value has these labels. name: without "ddpdoctor_"."""
+        self._families.append(GaugeMetricFamily(f"ddpdoctor_{name}", help_text, labels=labels))
+        return self._families[-1]
+
+    def text(self) -> str:
+        """The metrics as Prometheus reads them."""
+        return generate_latest(self).decode()
 
 
 def metrics_text(examination: Examination, verdict: Verdict, ended: float, seconds: float) -> str:
@@ -41,12 +50,8 @@ def metrics_text(examination: Examination, verdict: Verdict, ended: float, secon
         ended: when, in seconds since 1970.
         seconds: that the whole of it took.
     """
-    collector = _Families()
-
-    def gauge(name: str, help_text: str, *labels: str) -> GaugeMetricFamily:
-        collector.families.append(GaugeMetricFamily(f"ddpdoctor_{name}", help_text, labels=labels))
-        return collector.families[-1]
-
+    gauges = MeasuredGauges()
+    gauge = gauges.add
     gauge("build_info", "The ddpdoctor that ran; always 1.", "version").add_metric((__version__,), 1)
     gauge("last_run_timestamp_seconds", "When the last run ended, in seconds since 1970.").add_metric((), ended)
     gauge("last_run_duration_seconds", "Time that the last run took, looking and judging.").add_metric((), seconds)
@@ -76,7 +81,7 @@ def metrics_text(examination: Examination, verdict: Verdict, ended: float, secon
     )
     for labels, number in count.items():
         findings.add_metric(labels, number)
-    return generate_latest(collector).decode()
+    return gauges.text()
 
 
 def check_status(result: Result) -> str:

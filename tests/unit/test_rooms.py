@@ -26,6 +26,7 @@ ROOMS = [
     "scripts",
     "processes",
     "hang",
+    "watching",
     "network_check",
     "smoke_training",
     "checks",

@@ -1,0 +1,95 @@
+"""What is to be known when a job has stopped moving: the verdict of `jobs --hang` on all that was seen of it, and the sentence."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from ddpdoctor.base.text import human, one_line
+from ddpdoctor.engine.examination import Examination
+from ddpdoctor.engine.registry import Catalogue
+from ddpdoctor.facts.hang import Frame, Hang, Watched
+from ddpdoctor.hang.examining import RasInquiry
+from ddpdoctor.hang.flight_recorder.collect_dumps import dumps_of
+from ddpdoctor.hang.judging import groups_of_hangs, hang_of, judge_hang
+from ddpdoctor.hang.render_words import groups
+from ddpdoctor.probes.context import Context
+from ddpdoctor.probes.session import collect_facts
+from ddpdoctor.processes.jobs import TrainingJob
+
+RAS_SECONDS = 3.0
+"""Between the two questions to NCCL's RAS."""
+
+
+class Alarm(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that has stopped moving.
+
+    job: as `ddpdoctor jobs` calls it. text: who lags, and where. seconds: since it moved last. culprits: the ranks whose fault it is, as
+    far as that could be told. pids: of its ranks. examination: what `jobs --hang` reports. seen: what was counted before, as data.
+    """
+
+    job: str
+    text: str
+    seconds: float
+    culprits: tuple[int, ...]
+    pids: tuple[int, ...]
+    examination: Examination
+    seen: Mapping[str, Any]
+
+
+def examine_still_job(job: TrainingJob, hang: Hang, catalogue: Catalogue, *, ras: bool) -> Examination:
+    """Judge a job that has stood still, by all that was seen of it, its flight recorders and, if wanted, NCCL's RAS."""
+    inquiry = RasInquiry(job, RAS_SECONDS, wanted=ras)
+    context = Context(sys.executable, "ddpdoctor", quick=True, asked=int(job.name))
+    snapshot = collect_facts(context, groups_of_hangs(catalogue))
+    dumps = dumps_of(job)
+    counts, why_not = inquiry.answer()
+    whole = msgspec.structs.replace(
+        hang, recorded=dumps.recorded, dumps=dumps.note, refused=dumps.refused, counts=counts, ras=why_not
+    )
+    return judge_hang(snapshot, whole, catalogue)
+
+
+def who_lags(examination: Examination) -> tuple[str, tuple[int, ...]]:
+    """Say who lags and where, and name these ranks: by the finding; without one by the stacks in groups, the odd ones first, since what
+    most do is mostly what all should."""
+    if examination.findings:
+        finding = examination.findings[0][2]
+        return one_line(finding.summary), () if finding.rank is None else (finding.rank,)
+    gathered = groups(examination)
+    return "; ".join(f"{group.ranks} {group.words}" for group in gathered) or "nothing of it could be seen", ()
+
+
+def stacks_text(examination: Examination) -> str:
+    """All stacks that were read last, a line a call, the innermost first."""
+    parts = []
+    for rank in hang_of(examination).ranks:
+        if rank.watched is None:
+            parts.append(f"rank {rank.rank}: {rank.gone or 'could not be looked into'}\n")
+            continue
+        parts.append(_stack(f"rank {rank.rank}", rank.watched))
+        parts += [_stack(f"DataLoader worker of rank {rank.rank}", worker) for worker in rank.workers]
+    return "\n".join(parts)
+
+
+def _stack(who: str, watched: Watched) -> str:
+    last = watched.last
+    state = f"state {last.state}{f' in {last.waits_in}' if last.waits_in else ''}"
+    used = f"{last.cpu_seconds:.1f} s of a processor, {human(last.transferred)} read and written since its start"
+    lines = [f"{who}, pid {watched.pid}, {state}; {used}"]
+    lines += _frames(last.frames) or [f"  no stack: {last.source}"]
+    for name, frames in last.others:
+        lines += [f"  thread {name}", *(f"  {line}" for line in _frames(frames))]
+    return one_line_each(lines)
+
+
+def _frames(frames: tuple[Frame, ...]) -> list[str]:
+    return [f"  {frame.function} ({frame.path}:{frame.line})" for frame in frames]
+
+
+def one_line_each(lines: list[str]) -> str:
+    """Join lines, each made harmless."""
+    return "".join(f"{line[: len(line) - len(line.lstrip())]}{one_line(line.lstrip())}\n" for line in lines)

@@ -1,0 +1,411 @@
+"""Looks at the jobs again and again until they have ended, and tells what comes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from ddpdoctor.base.text import clip, listed, one_line, plural, ranks_named
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.engine.registry import Catalogue
+from ddpdoctor.facts.hang import Frame
+from ddpdoctor.facts.processes import Process, Processes
+from ddpdoctor.hang.permission import Missed, hidden_stacks, powers
+from ddpdoctor.probes.context import Context
+from ddpdoctor.probes.proc import Proc, user_name
+from ddpdoctor.probes.processes.listing import probe
+from ddpdoctor.probes.py_spy import spy
+from ddpdoctor.processes.jobs import TrainingJob, jobs_of
+from ddpdoctor.processes.overview import UnknownJobError, members, named_job
+from ddpdoctor.watching.alarm import Alarm, examine_still_job, who_lags
+from ddpdoctor.watching.counters import count
+from ddpdoctor.watching.deep_look import look_deeply, whole_look
+from ddpdoctor.watching.events import Event, EventKind
+from ddpdoctor.watching.job_track import JobTrack, Limits
+from ddpdoctor.watching.metrics import JobMeasure, RankMeasure
+from ddpdoctor.watching.movement import words_for
+
+START_SECONDS: Final = 300.0
+"""So long a job may take until its first rank is there: on a busy host, or with torch on a slow file system."""
+FIND_SECONDS: Final = 60.0
+"""At least so long it is between two looks for new jobs, which go over all processes of the host."""
+FIND_COST: Final = 1000
+"""The look for new jobs is taken so seldom that it takes a thousandth of a core at most."""
+KEPT_LOOKS: Final = 240
+"""Of a job, for the evidence."""
+
+
+class NotWatchedError(Exception):
+    """Why there is nothing to watch, in a sentence."""
+
+
+class WatchWish(msgspec.Struct, frozen=True, kw_only=True):
+    """What is watched.
+
+    name: the job, by the pid of any process of it; None for all, those that start later, too. ras: ask NCCL's RAS where one has stopped.
+    """
+
+    name: str | None
+    limits: Limits
+    ras: bool = False
+
+
+class _WatchedJob:
+    """One job, its books, and what was told of it."""
+
+    def __init__(self, job: TrainingJob, processes: Processes, limits: Limits) -> None:
+        self.job = job
+        self.processes = processes
+        self.limits = limits
+        self.looks: deque[Mapping[str, Any]] = deque(maxlen=KEPT_LOOKS)
+        self.stacks: Mapping[int, tuple[Frame, ...]] = {}
+        self.pausing = False
+        self.begin()
+
+    def begin(self) -> None:
+        """Start the books, for the ranks that the job has now."""
+        ranks = {rank.place.rank: rank.pid for rank in self.job.ranks if rank.place}
+        self.track = JobTrack(self.limits, time.monotonic(), ranks)
+        self.looks.clear()
+        self.stacks = {}
+        self.pausing = False
+
+    @property
+    def ranks(self) -> Mapping[int, Process]:
+        return {rank.place.rank: rank for rank in self.job.ranks if rank.place}
+
+    def take(self, job: TrainingJob, processes: Processes) -> None:
+        """Take what the job looks like now; ranks that are gone stay in it, since the others may wait for them."""
+        there = {rank.pid for rank in job.ranks}
+        gone = tuple(rank for rank in self.job.ranks if rank.pid not in there)
+        self.job = msgspec.structs.replace(job, name=self.job.name, ranks=(*job.ranks, *gone))
+        self.processes = processes
+
+
+class Watch:
+    """A watch over jobs.
+
+    Args:
+        wish: what is watched.
+        catalogue: the checks that judge a job which has stopped.
+        tell: is told of each event, in order.
+        sound: is told of each job that has stopped moving, and returns the folder with the evidence, "" where there is none.
+        after_look: is called after each look at all jobs, with what is known of each.
+    """
+
+    def __init__(
+        self,
+        wish: WatchWish,
+        catalogue: Catalogue,
+        tell: Callable[[Event], None],
+        sound: Callable[[Alarm], str],
+        after_look: Callable[[Sequence[JobMeasure]], None],
+    ) -> None:
+        self._wish = wish
+        self._catalogue = catalogue
+        self._tell = tell
+        self._sound = sound
+        self._after_look = after_look
+        self._proc = Proc()
+        self._host = socket.gethostname()
+        self._jobs: dict[str, _WatchedJob] = {}
+        self._find_at = 0.0
+        self.alarms = 0
+        self.seen = 0
+        """Jobs that were watched."""
+
+    async def run(self) -> None:
+        """Watch until the job has ended; all jobs until stopped.
+
+        Raises:
+            NotWatchedError: there is no such job, or this user can't watch it.
+        """
+        if self._wish.name is not None:
+            await self._find_named(self._wish.name)
+        while True:
+            began = time.monotonic()
+            if self._wish.name is None:
+                await self._find_all(began)
+            for watched in list(self._jobs.values()):
+                await self._look(watched)
+            self._after_look([_measure(watched, time.monotonic()) for watched in self._jobs.values()])
+            if self._wish.name is not None and not self._jobs:
+                return
+            await asyncio.sleep(max(0.1, began + self._wish.limits.every - time.monotonic()))
+
+    # --- which jobs ---------------------------------------------------------------------------------------------------------
+
+    def _list(self) -> Processes:
+        name = (self._wish.name or "").strip()
+        asked = int(name) if name.isascii() and name.isdecimal() else 0
+        processes = probe(Context(sys.executable, "ddpdoctor", quick=True, asked=asked))
+        if isinstance(processes, Unknown):
+            raise NotWatchedError(f"The processes of this host could not be seen: {processes.reason}.")
+        return processes
+
+    async def _find_named(self, name: str) -> None:
+        waits = False
+        while True:
+            processes = self._list()
+            try:
+                job = named_job(name, jobs_of(processes), processes)
+                break
+            except UnknownJobError as error:
+                if why := self._foreign(name):
+                    raise NotWatchedError(why) from None
+                if not self._may_become_job(name):
+                    raise NotWatchedError(str(error)) from None
+            if not waits:
+                text = f"pid {name.strip()} has no ranks yet; they are waited for until it is {START_SECONDS:.0f} s old."
+                self._tell(Event(kind=EventKind.WAITS, job=name, text=text))
+            waits = True
+            await asyncio.sleep(1.0)
+        await self._add(job, processes)
+
+    def _foreign(self, name: str) -> str:
+        """Say that a process belongs to another user, into whose processes this one can't look; "" where that is not so."""
+        pid = int(name) if name.strip().isdecimal() else 0
+        owner = self._proc.owner(pid) if pid else -1
+        if owner < 0 or os.geteuid() in (0, owner):
+            return ""
+        user = user_name(owner)
+        command = f"sudo {sys.executable} -I -m ddpdoctor watch {pid}"
+        return f"pid {pid} belongs to {user}: only {user} and root can watch its job. Root does it so: {command}"
+
+    def _may_become_job(self, name: str) -> bool:
+        """Whether that process lives, and is so young that its ranks may only just start."""
+        stat = self._proc.stat(int(name)) if name.strip().isdecimal() else Unknown("no pid")
+        return not isinstance(stat, Unknown) and not stat.ended and stat.age < START_SECONDS
+
+    async def _find_all(self, now: float) -> None:
+        if now < self._find_at:
+            return
+        used = time.process_time()
+        processes = self._list()
+        used = time.process_time() - used
+        self._find_at = now + max(FIND_SECONDS, self._wish.limits.every, FIND_COST * used)
+        known = {rank.identity for watched in self._jobs.values() for rank in watched.job.ranks}
+        for job in jobs_of(processes):
+            if job.name not in self._jobs and not known.intersection(rank.identity for rank in job.ranks):
+                await self._add(job, processes)
+
+    async def _add(self, job: TrainingJob, processes: Processes) -> None:
+        watched = _WatchedJob(job, processes, self._wish.limits)
+        self._jobs[job.name] = watched
+        self.seen += 1
+        first = job.launcher or job.ranks[0]
+        world = f" of {job.world_size}" if job.world_size and job.world_size > len(job.ranks) else ""
+        limits = self._wish.limits
+        text = (
+            f"Watching job {job.name} ({one_line(clip(first.command or first.name, 80))}): {plural(len(job.ranks), 'rank')}{world}, "
+            f"looked at every {limits.every:g} s; a word if nothing of it moves for {limits.confirm:g} s."
+        )
+        self._tell(Event(kind=EventKind.FOUND, job=job.name, text=text))
+        for sentence in await self._hidden(watched):
+            self._tell(Event(kind=EventKind.HIDDEN, job=job.name, text=f"Job {job.name}: {sentence}"))
+
+    async def _hidden(self, watched: _WatchedJob) -> list[str]:
+        """Say whose stacks can't be read: of these a hang is only seen where they do nothing at all."""
+        ranks = watched.ranks
+        spied = await spy(rank.pid for rank in ranks.values())
+        missed = [
+            Missed(rank=number, process=rank, trouble=found.trouble)
+            for number, rank in ranks.items()
+            if (found := spied[rank.pid]).trouble and self._proc.stat(rank.pid)
+        ]
+        sentences = hidden_stacks(missed, powers(self._proc), watched.job.name)
+        nameless = [rank.pid for rank in watched.job.ranks if rank.place is None]
+        if nameless:
+            sentences.append(f"Which rank pid {listed(nameless)} may be, nobody says; it is not watched.")
+        return sentences
+
+    # --- one look at one job ------------------------------------------------------------------------------------------------
+
+    async def _look(self, watched: _WatchedJob) -> None:
+        track = watched.track
+        now = time.monotonic()
+        track.note(
+            now,
+            {
+                number: counters
+                for number, rank in watched.ranks.items()
+                if (counters := count(rank.identity, self._proc))
+            },
+        )
+        watched.looks.append(_as_data(watched, now))
+        if track.gone and self._has_changed(watched, now):
+            return
+        if track.wants_deep_look(now):
+            await self._look_deeply(watched)
+        elif track.wants_stacks(now):
+            stacks = {pid: found.frames for pid, found in (await spy(track.ranks.values())).items()}
+            is_same = stacks == watched.stacks
+            track.note_stacks(time.monotonic(), moved=bool(watched.stacks) and not is_same)
+            watched.stacks = stacks
+            if is_same and all(stacks.values()):
+                await self._look_deeply(watched)
+        self._tell_of_pause(watched, time.monotonic())
+
+    def _has_changed(self, watched: _WatchedJob, now: float) -> bool:
+        """Whether the job has ended, or its launcher has started it anew, now that ranks are gone."""
+        track = watched.track
+        alive = set(track.ranks) - track.gone
+        launchers = [launcher for launcher in watched.job.launchers if self._lives(launcher)]
+        if not alive and not launchers:
+            self._end(watched)
+            return True
+        processes = self._list()
+        old = {rank.identity for rank in watched.job.ranks}
+        names = {launcher.pid for launcher in watched.job.launchers}
+        for job in jobs_of(processes):
+            if names & {launcher.pid for launcher in job.launchers} and not old.intersection(
+                rank.identity for rank in job.ranks
+            ):
+                watched.job = msgspec.structs.replace(job, name=watched.job.name)
+                watched.processes = processes
+                watched.begin()
+                text = (
+                    f"Job {watched.job.name} has been started anew by its launcher: {plural(len(job.ranks), 'rank')}."
+                )
+                self._tell(Event(kind=EventKind.RESTARTED, job=watched.job.name, text=text))
+                return True
+        return not alive  # The launcher lives, and may start others.
+
+    def _lives(self, process: Process) -> bool:
+        stat = self._proc.stat(process.pid)
+        return not isinstance(stat, Unknown) and stat.start == process.start and not stat.ended
+
+    def _end(self, watched: _WatchedJob) -> None:
+        del self._jobs[watched.job.name]
+        hung = " It had not moved until then." if watched.track.hanging else ""
+        text = f"Job {watched.job.name} has ended.{hung}"
+        self._tell(Event(kind=EventKind.ENDED, job=watched.job.name, text=text))
+
+    async def _look_deeply(self, watched: _WatchedJob) -> None:
+        track = watched.track
+        processes = self._list()
+        own = members(watched.job)
+        job = next((job for job in jobs_of(processes) if own & {rank.pid for rank in job.ranks}), None)
+        if job is not None:
+            watched.take(job, processes)
+        still = track.stillness()
+        deep = await look_deeply(watched.job, watched.processes, self._host, self._proc)
+        track.note_deep(deep)
+        if track.hanging and any(movement.why for movement in track.why.values()):
+            track.hanging = False
+            seconds = deep.ended - still.since if still else 0.0
+            stood = f" after {seconds:.0f} s" if still else ""
+            text = f"Job {watched.job.name} moves again{stood}."
+            self._tell(Event(kind=EventKind.MOVES, job=watched.job.name, text=text, seconds=seconds))
+        elif track.hang_is_due():
+            self._alarm(watched)
+
+    # --- what is told -------------------------------------------------------------------------------------------------------
+
+    def _alarm(self, watched: _WatchedJob) -> None:
+        track, job = watched.track, watched.job
+        still = track.stillness()
+        assert still is not None
+        assert track.first is not None
+        assert track.last is not None
+        track.hanging = True
+        self.alarms += 1
+        seconds = track.last.ended - still.since
+        examination = examine_still_job(job, whole_look(track.first, track.last), self._catalogue, ras=self._wish.ras)
+        text, culprits = who_lags(examination)
+        folder = self._sound(
+            Alarm(
+                job=job.name,
+                text=text,
+                seconds=seconds,
+                culprits=culprits,
+                pids=tuple(rank.pid for rank in job.ranks if rank.place and rank.place.rank not in track.gone),
+                examination=examination,
+                seen=_seen(watched, seconds),
+            )
+        )
+        details = [f"ddpdoctor jobs --hang {job.name}"]
+        away = (job.world_size or 0) - len(track.ranks)
+        if away > 0:
+            details.append(f"{plural(away, 'rank')} on other hosts can't be seen from here: watch there, too.")
+        self._tell(
+            Event(
+                kind=EventKind.HANG,
+                job=job.name,
+                text=f"Job {job.name} has not moved for {seconds:.0f} s: {text}",
+                seconds=seconds,
+                folder=folder,
+                details=tuple(details),
+            )
+        )
+
+    def _tell_of_pause(self, watched: _WatchedJob, now: float) -> None:
+        """Tell once of each pause in which ranks wait for one that works."""
+        track = watched.track
+        if not track.held_up_by or track.waited(now) < self._wish.limits.suspect:
+            watched.pausing = False
+            return
+        if watched.pausing:
+            return
+        watched.pausing = True
+        seconds = track.waited(now)
+        who = ranks_named(state.number for state in track.held_up_by)
+        first = track.held_up_by[0]
+        verb = "holds" if len(track.held_up_by) == 1 else "hold"
+        doing = words_for(track.why[first.number], first.place)
+        text = f"Job {watched.job.name}: {who} {verb} the others up for {seconds:.0f} s so far, {doing}."
+        self._tell(Event(kind=EventKind.PAUSE, job=watched.job.name, text=one_line(text), seconds=seconds))
+
+
+def _measure(watched: _WatchedJob, now: float) -> JobMeasure:
+    track = watched.track
+    still = track.stillness()
+    holding = {state.number for state in track.held_up_by} if watched.pausing else set()
+    return JobMeasure(
+        job=watched.job.name,
+        still=now - still.since if still else 0.0,
+        hangs=track.hanging,
+        ranks=tuple(
+            RankMeasure(
+                rank=rank,
+                idle=now - track.last_ran[rank],
+                holds_up=track.waited(now) if rank in holding else 0.0,
+            )
+            for rank in sorted(track.ranks)
+            if rank not in track.gone
+        ),
+    )
+
+
+def _as_data(watched: _WatchedJob, now: float) -> Mapping[str, Any]:
+    return {
+        "at": round(time.time(), 3),
+        "ranks": {
+            str(rank): {
+                **msgspec.to_builtins(counters),
+                "seconds_since_it_ran": round(now - watched.track.last_ran[rank], 3),
+            }
+            for rank, counters in watched.track.counters.items()
+            if rank not in watched.track.gone
+        },
+    }
+
+
+def _seen(watched: _WatchedJob, seconds: float) -> Mapping[str, Any]:
+    track = watched.track
+    return {
+        "job": watched.job.name,
+        "still_seconds": round(seconds, 3),
+        "confirm_seconds": watched.limits.confirm,
+        "ranks": {str(rank): pid for rank, pid in sorted(track.ranks.items())},
+        "gone": sorted(track.gone),
+        "looks": list(watched.looks),
+    }

@@ -1,0 +1,158 @@
+"""What `ddpdoctor watch` costs, how often it cries wolf beside healthy jobs, and whether it names faults.
+
+    python -m tests.benchmarks.bench_watch cost [--seconds 300] [--ranks 4] [--markdown]
+    python -m tests.benchmarks.bench_watch healthy [--seconds 3600] [--confirm 120] [--markdown]
+    python -m tests.benchmarks.bench_watch faults [--confirm 12] [--only NAME]... [--markdown]
+
+cost: processor time of the watch and of all that it starts, against the time that one core has, for each rank; of a job that moves, and of
+one that stands still. healthy: jobs of all speeds, with pauses of all kinds, each with a watch of its own; every alarm is a false one. faults:
+each is played by real ranks, and must be named within the time of confirmation and a quarter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks.measuring import print_table
+from tests.support.command import command, plain_environ
+from tests.support.free_ports import free_port
+
+TRAINING = Path(__file__).parents[1] / "support/watched_training.py"
+
+HEALTHY: Mapping[str, Mapping[str, Any]] = {
+    "steps of 5 ms, evaluation on rank 0": {
+        "step": 0.005, "pause": "evaluation", "pause_every": 120, "pause_seconds": 200,
+    },
+    "steps of 50 ms, checkpoint by rank 0": {
+        "step": 0.05, "pause": "checkpoint", "pause_every": 90, "pause_seconds": 180,
+    },
+    "steps of 0.5 s, slow data loading": {"step": 0.5, "loader": 1, "pause": "loading", "pause_seconds": 90},
+    "steps of 2 s, torch.compile": {"step": 2.0, "pause": "compilation", "pause_every": 240, "pause_seconds": 180},
+    "steps of 10 s, upload by another process": {
+        "step": 10.0, "pause": "upload", "pause_every": 120, "pause_seconds": 180,
+    },
+    "steps of 30 s, without a pause": {"step": 30.0},
+    "steps of 60 s, quiet pauses of 90 s": {"step": 60.0, "pause": "quiet", "pause_every": 300, "pause_seconds": 90},
+}  # fmt: skip
+
+
+@contextmanager
+def training(folder: Path, wish: Mapping[str, Any], ranks: int = 2) -> Iterator[subprocess.Popen[bytes]]:
+    """A job of torchrun's, ended at the end."""
+    folder.mkdir(parents=True, exist_ok=True)
+    line = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(free_port()),
+        str(TRAINING), str(folder), json.dumps(wish),
+    ]  # fmt: skip
+    with (folder / "output").open("wb") as output:
+        process = subprocess.Popen(
+            line,
+            env={**plain_environ(), "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End what was started, with all that it has started, stopped ones as well: torchrun gives each rank a session of its own."""
+    pids = descendants(process.pid)
+    for pid in (process.pid, *pids):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
+
+
+def descendants(pid: int) -> list[int]:
+    """What a process has started, and what that has."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError, IndexError):
+            parent = int(path.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(path.parent.name))
+    found = [pid]
+    for above in found:
+        found += children.get(above, ())
+    return found[1:]
+
+
+def watch(pid: int, *options: str, output: Path) -> subprocess.Popen[bytes]:
+    """Start a watch over that job."""
+    with output.open("wb") as file:
+        return subprocess.Popen(
+            command("watch", str(pid), *options), env=plain_environ(), stdout=file, stderr=subprocess.STDOUT
+        )
+
+
+def wait_for(path: Path, process: subprocess.Popen[bytes], seconds: float = 120.0) -> None:
+    """Wait until the job has made that file."""
+    until = time.monotonic() + seconds
+    while not path.exists():
+        if process.poll() is not None or time.monotonic() > until:
+            raise SystemExit(f"no {path.name}: {(path.parent / 'output').read_text()[-3000:]}")
+        time.sleep(0.1)
+
+
+# --- false alarms -----------------------------------------------------------------------------------------------------------
+
+
+def healthy(options: argparse.Namespace, folder: Path) -> None:
+    """Count what is said of healthy jobs."""
+    watches: list[tuple[str, Path, subprocess.Popen[bytes]]] = []
+    with ExitStack() as jobs:
+        for number, (name, wish) in enumerate(HEALTHY.items()):
+            place = folder / f"job-{number}"
+            job = jobs.enter_context(training(place, wish))
+            output = place / "watched"
+            place.mkdir(exist_ok=True)
+            line = ("--confirm", str(options.confirm), "--every", str(options.every), "-v", "--evidence", str(place))
+            watches.append((name, output, watch(job.pid, *line, output=output)))
+        time.sleep(options.seconds)
+        for _, _, process in watches:
+            process.send_signal(signal.SIGTERM)
+            process.wait()
+    rows: list[tuple[str, ...]] = [("job", "hours", "pauses", "alarms")]
+    for name, output, _ in watches:
+        text = output.read_text()
+        rows.append(
+            (name, f"{options.seconds / 3600:.2g}", str(text.count("the others up")), str(text.count("has not moved")))
+        )
+    print_table(rows, markdown=options.markdown)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("cost", "healthy", "faults"))
+    parser.add_argument("--seconds", type=float, default=0)
+    parser.add_argument("--confirm", type=float, default=0)
+    parser.add_argument("--every", type=float, default=0)
+    parser.add_argument("--keep", help="folder for what the jobs and watches wrote; else it is lost")
+    parser.add_argument("--markdown", action="store_true", help="as the table of its page")
+    options = parser.parse_args()
+    with ExitStack() as stack:
+        folder = Path(options.keep or stack.enter_context(tempfile.TemporaryDirectory()))
+        if options.what == "healthy":
+            options.seconds = options.seconds or 3600.0
+            options.confirm = options.confirm or 120.0
+            options.every = options.every or 5.0
+            healthy(options, folder)
+
+
+if __name__ == "__main__":
+    main()
