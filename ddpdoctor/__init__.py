@@ -1,7 +1,7 @@
 """ddpdoctor, the doctor for PyTorch multi-GPU and multi-node training.
 
-What its commands do, a program can call: `ddpdoctor.check()`, `netcheck()`, `smoke()`, `jobs()`, `zombies()`, `diagnose_log()`,
-`fix_checkpoint()`, `fleet()`, `gate()`, `lint()` and `snapshot()`. Nothing is loaded before it is asked for, and torch never.
+What its commands do, a program can call: `ddpdoctor.check()`, `netcheck()`, `smoke()`, `jobs()`, `watch()`, `zombies()`,
+`diagnose_log()`, `fix_checkpoint()`, `fleet()`, `gate()`, `lint()` and `snapshot()`. Nothing is loaded before it is asked for, and torch never.
 """
 
 from __future__ import annotations

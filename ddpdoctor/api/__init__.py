@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from ddpdoctor.api.fleet_comparison import fleet as fleet
     from ddpdoctor.api.host_snapshot import HostSnapshot as HostSnapshot
     from ddpdoctor.api.host_snapshot import snapshot as snapshot
+    from ddpdoctor.api.job_watching import WatchResult as WatchResult
+    from ddpdoctor.api.job_watching import watch as watch
     from ddpdoctor.api.leftovers import ZombiesResult as ZombiesResult
     from ddpdoctor.api.leftovers import zombies as zombies
     from ddpdoctor.api.log_diagnosis import LogResult as LogResult
@@ -52,6 +54,7 @@ _NAMES: Final = {
     "host_snapshot": ("HostSnapshot", "snapshot"),
     "leftovers": ("ZombiesResult", "zombies"),
     "log_diagnosis": ("LogResult", "diagnose_log"),
+    "job_watching": ("WatchResult", "watch"),
     "network_checking": ("NetcheckResult", "netcheck"),
     "results": ("CommandResult",),
     "running_jobs": ("HangResult", "JobsResult", "jobs"),

@@ -69,14 +69,14 @@ def watch(
 
     from ddpdoctor.base.async_work import until_stopped
     from ddpdoctor.checks.catalogue import catalogue
-    from ddpdoctor.watching.job_track import Limits
+    from ddpdoctor.watching.job_track import WatchLimits
     from ddpdoctor.watching.session import NotWatchedError, Watch, WatchWish
 
     _refuse(job, all_jobs, confirm, every)
     refuse_empty(on_hang=on_hang, evidence=evidence, prometheus=prometheus)
     name = None if all_jobs else str(job)
     beside = _Beside(on_hang or "", evidence, prometheus, tell)
-    limits = Limits(confirm=confirm, every=every)
+    limits = WatchLimits(confirm=confirm, every=every)
     watching = Watch(
         WatchWish(name=name, limits=limits, ras=ras), catalogue(), beside.tell, beside.sound, beside.note_look
     )

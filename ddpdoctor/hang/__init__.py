@@ -11,6 +11,7 @@ __all__ = [
     "fixes",
     "flight_recorder",
     "judging",
+    "permission",
     "rank_states",
     "render",
     "render_words",

@@ -9,6 +9,7 @@ __all__ = [
     "events",
     "evidence_folder",
     "follow_up",
+    "job_track",
     "metrics",
     "session",
 ]

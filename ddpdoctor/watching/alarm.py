@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from ddpdoctor.base.text import human, one_line
+from ddpdoctor.base.unknown import NotKnown
 from ddpdoctor.engine.examination import Examination
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.hang import Frame, Hang, Watched
@@ -16,6 +17,7 @@ from ddpdoctor.hang.examining import RasInquiry
 from ddpdoctor.hang.flight_recorder.collect_dumps import dumps_of
 from ddpdoctor.hang.judging import groups_of_hangs, hang_of, judge_hang
 from ddpdoctor.hang.render_words import groups
+from ddpdoctor.hang.verdict import verdict_of
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.session import collect_facts
 from ddpdoctor.processes.jobs import TrainingJob
@@ -51,6 +53,14 @@ def examine_still_job(job: TrainingJob, hang: Hang, catalogue: Catalogue, *, ras
         hang, recorded=dumps.recorded, dumps=dumps.note, refused=dumps.refused, counts=counts, ras=why_not
     )
     return judge_hang(snapshot, whole, catalogue)
+
+
+def is_hang(hang: Hang) -> bool:
+    """Whether `jobs --hang` finds a cause in it, too."""
+    try:
+        return verdict_of(hang) is not None
+    except NotKnown:
+        return False
 
 
 def who_lags(examination: Examination) -> tuple[str, tuple[int, ...]]:

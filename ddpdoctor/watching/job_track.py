@@ -13,7 +13,7 @@ import msgspec
 
 from ddpdoctor.hang.rank_states import RankActivity, RankState, states_of
 from ddpdoctor.watching.counters import Counters
-from ddpdoctor.watching.deep_look import DeepLook
+from ddpdoctor.watching.deep_look import SECONDS, DeepLook
 from ddpdoctor.watching.movement import MAIN_BYTES, Movement, movements
 
 SUSPECT_PART: Final = 10
@@ -30,7 +30,7 @@ MIN_SILENT_SECONDS: Final = 5.0
 """If no main thread reads or writes for a sixth of the time of confirmation, all stacks are read once, however much they run."""
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class WatchLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Times in seconds. confirm: so long nothing may move before it is a hang. every: between two looks."""
 
     confirm: float
@@ -70,7 +70,7 @@ class JobTrack:
         ranks: its ranks' numbers to their pids.
     """
 
-    def __init__(self, limits: Limits, began: float, ranks: Mapping[int, int]) -> None:
+    def __init__(self, limits: WatchLimits, began: float, ranks: Mapping[int, int]) -> None:
         self._limits = limits
         self.ranks = dict(ranks)
         self._counters: dict[int, Counters] = {}
@@ -130,7 +130,7 @@ class JobTrack:
         if self.hanging:
             pause = self._limits.every if self._woke_up() else self._limits.confirm / 2
             return now - self._stacks >= pause
-        is_last = self.first is not None and now - self._since(self.first) >= self._limits.confirm
+        is_last = self.first is not None and now + SECONDS - self._since(self.first) >= self._limits.confirm
         pause = self._limits.every if is_last else self._limits.between_deep
         suspected = max(now - ran for ran in self.last_ran.values()) >= self._limits.suspect or self.first is not None
         return suspected and now - self._stacks >= pause
@@ -153,8 +153,10 @@ class JobTrack:
 
     def note_deep(self, deep: DeepLook) -> None:
         """Note what a deep look found."""
-        self._stacks = deep.ended
-        self.why = movements(deep, self.last)
+        self._stacks = deep.began
+        before = self.last.began if self.last else deep.began - self._limits.suspect
+        asleep = {rank for rank, ran in self.last_ran.items() if ran <= before}
+        self.why = movements(deep, self.last, asleep)
         moving = {rank for rank, movement in self.why.items() if movement.why}
         states = states_of(deep.hang)
         for rank in moving:

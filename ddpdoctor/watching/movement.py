@@ -6,7 +6,7 @@ comes to other calls, reads or writes, that other threads or processes work for 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from ddpdoctor.base.text import human
@@ -65,15 +65,16 @@ class _Pair(NamedTuple):
         return max(0, self.now.last.transferred - start.transferred)
 
 
-def movements(now: DeepLook, before: DeepLook | None) -> Mapping[int, Movement]:
+def movements(now: DeepLook, before: DeepLook | None, asleep: Collection[int]) -> Mapping[int, Movement]:
     """Say of each rank whether it moves, by number.
 
     Args:
         now: the deep look.
         before: the one before, which found nothing that moved; None without.
+        asleep: ranks whose main thread has not run since the look before, or without one for a while.
     """
     states = states_of(now.hang)
-    frozen = {state.number for state in states if before and is_frozen(state.number, now, before)}
+    frozen = {state.number for state in states if state.number in asleep and _is_frozen(state, now)}
     found = {
         state.number: _movement(state, now, before, others_frozen=bool(frozen - {state.number})) for state in states
     }
@@ -84,15 +85,10 @@ def movements(now: DeepLook, before: DeepLook | None) -> Mapping[int, Movement]:
     }
 
 
-def is_frozen(number: int, now: DeepLook, before: DeepLook) -> bool:
-    """Whether a rank's main thread has not run at all since the look before."""
-    rank, earlier = now.rank(number), before.rank(number)
-    if rank is None or earlier is None or rank.watched is None or earlier.watched is None:
-        return False
-    pid = rank.watched.pid
-    if pid != earlier.watched.pid or pid not in now.after or pid not in before.before:
-        return False
-    return now.after[pid].runs == before.before[pid].runs
+def _is_frozen(state: RankState, now: DeepLook) -> bool:
+    """Whether a rank's main thread has not run at all within the look."""
+    first, last = now.before.get(state.pid), now.after.get(state.pid)
+    return first is not None and last is not None and first.runs == last.runs
 
 
 def _movement(state: RankState, now: DeepLook, before: DeepLook | None, *, others_frozen: bool) -> Movement:
@@ -113,8 +109,8 @@ def _movement(state: RankState, now: DeepLook, before: DeepLook | None, *, other
     slack = POLLS_PER_SECOND if others_frozen or state.where in POLLING else 0.0
     helpers = _helpers(watched.pid, now, before, least=state.where in WORK_OF_HELPERS)
     if state.where is PlaceKind.LOADER:
-        return Movement(helpers or _in_loader(state, pair, before, slack=slack))
-    own = _elsewhere(pair, state.place, slack=slack, nccl=nccl)
+        return Movement(helpers or _in_loader(state, pair, before, slack=slack, others_frozen=others_frozen))
+    own = _elsewhere(pair, state.place, slack=slack, nccl=nccl, others_frozen=others_frozen)
     return own._replace(why=own.why or helpers)
 
 
@@ -175,7 +171,9 @@ def _in_between(pair: _Pair, slack: float) -> str:
     if wakes > (2 * rate + slack) * pair.pause + (1 if rate or slack else 0):
         return f"its main thread woke up {wakes} times between two looks"
     used = (first.cpu_seconds - before.cpu_seconds) / pair.pause
-    if abs(used - cores_used(pair.now)) > BUSY_CORES:
+    low, high = sorted((used, cores_used(pair.now)))
+    # Between busy and more busy there is no difference: on a full host nobody gets the same all the while.
+    if low < 2 * IDLE_CORES and high - low > BUSY_CORES:
         return f"it used {used:.1f} cores between two looks, and {cores_used(pair.now):.1f} within one"
     return ""
 
@@ -193,14 +191,15 @@ def _wakes(first: RankLook, last: RankLook) -> int:
 # --- a rank that does something else ----------------------------------------------------------------------------------------
 
 
-def _elsewhere(pair: _Pair, place: StackPlace, *, slack: float, nccl: bool) -> Movement:
-    """Judge a process in code of its own, at a lock, or waiting for anything but the other ranks."""
+def _elsewhere(pair: _Pair, place: StackPlace, *, slack: float, nccl: bool, others_frozen: bool) -> Movement:
+    """Judge a process in code of its own, at a lock, or waiting for anything but the other ranks. One that polls comes to different
+    calls, too; it is told from a step that mostly sleeps by the others, who wait all the while."""
     if why := _amounts(pair):
         return Movement(why)
     cores = cores_used(pair.now)
     wanders = not pair.now.still
-    if wanders and cores > IDLE_CORES:
-        return Movement(f"it computes in {where(place)}, in different calls")
+    if wanders and (cores > IDLE_CORES or not others_frozen):
+        return Movement("it comes to different calls")
     if not nccl and cores - pair.main_cores > BUSY_CORES and pair.main_cores < cores:
         return Movement(f"its other threads use {cores - pair.main_cores:.1f} cores")
     if pair.earlier is not None:
@@ -244,7 +243,7 @@ def _is_same_way(path: Sequence[Frame], other: Sequence[Frame]) -> bool:
     return outer[:-1] == others[:-1] and len({(frame.path, frame.function) for frame in ends}) == 1
 
 
-def _in_loader(state: RankState, pair: _Pair, before: DeepLook | None, *, slack: float) -> str:
+def _in_loader(state: RankState, pair: _Pair, before: DeepLook | None, *, slack: float, others_frozen: bool) -> str:
     """Judge a rank that waits for a batch: by its workers, and by whether anything has come from them."""
     if state.progress or pair.main_bytes > 0:
         return "batches come"
@@ -259,7 +258,9 @@ def _in_loader(state: RankState, pair: _Pair, before: DeepLook | None, *, slack:
         found = (
             _unseen(of_worker)
             if not worker.last.frames
-            else _elsewhere(of_worker, worker_place(worker.last), slack=slack, nccl=False).why
+            else _elsewhere(
+                of_worker, worker_place(worker.last), slack=slack, nccl=False, others_frozen=others_frozen
+            ).why
         )
         if found:
             return f"its worker {worker.pid} works: {found}"

@@ -25,11 +25,11 @@ from ddpdoctor.probes.processes.listing import probe
 from ddpdoctor.probes.py_spy import spy
 from ddpdoctor.processes.jobs import TrainingJob, jobs_of
 from ddpdoctor.processes.overview import UnknownJobError, members, named_job
-from ddpdoctor.watching.alarm import Alarm, examine_still_job, who_lags
+from ddpdoctor.watching.alarm import Alarm, examine_still_job, is_hang, who_lags
 from ddpdoctor.watching.counters import count
 from ddpdoctor.watching.deep_look import look_deeply, whole_look
 from ddpdoctor.watching.events import Event, EventKind
-from ddpdoctor.watching.job_track import JobTrack, Limits
+from ddpdoctor.watching.job_track import JobTrack, WatchLimits
 from ddpdoctor.watching.metrics import JobMeasure, RankMeasure
 from ddpdoctor.watching.movement import words_for
 
@@ -54,14 +54,14 @@ class WatchWish(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str | None
-    limits: Limits
+    limits: WatchLimits
     ras: bool = False
 
 
 class _WatchedJob:
     """One job, its books, and what was told of it."""
 
-    def __init__(self, job: TrainingJob, processes: Processes, limits: Limits) -> None:
+    def __init__(self, job: TrainingJob, processes: Processes, limits: WatchLimits) -> None:
         self.job = job
         self.processes = processes
         self.limits = limits
@@ -164,7 +164,9 @@ class Watch:
                 if not self._may_become_job(name):
                     raise NotWatchedError(str(error)) from None
             if not waits:
-                text = f"pid {name.strip()} has no ranks yet; they are waited for until it is {START_SECONDS:.0f} s old."
+                text = (
+                    f"pid {name.strip()} has no ranks yet; they are waited for until it is {START_SECONDS:.0f} s old."
+                )
                 self._tell(Event(kind=EventKind.WAITS, job=name, text=text))
             waits = True
             await asyncio.sleep(1.0)
@@ -316,10 +318,15 @@ class Watch:
         assert still is not None
         assert track.first is not None
         assert track.last is not None
+        whole = whole_look(track.first, track.last)
+        if not still.slept and not is_hang(whole):
+            # All run all the while, and by what was seen together they go on.
+            track.note_stacks(track.last.ended, moved=True)
+            return
         track.hanging = True
         self.alarms += 1
         seconds = track.last.ended - still.since
-        examination = examine_still_job(job, whole_look(track.first, track.last), self._catalogue, ras=self._wish.ras)
+        examination = examine_still_job(job, whole, self._catalogue, ras=self._wish.ras)
         text, culprits = who_lags(examination)
         folder = self._sound(
             Alarm(

@@ -12,23 +12,21 @@ each is played by real ranks, and must be named within the time of confirmation 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.measuring import print_table
-from tests.support.command import command, plain_environ
-from tests.support.free_ports import free_port
+from tests.support.watched_jobs import ALARM, FAULTS, play, training, watch
 
-TRAINING = Path(__file__).parents[1] / "support/watched_training.py"
+AT_ONCE = 4
+"""Faults that are played at the same time."""
 
 HEALTHY: Mapping[str, Mapping[str, Any]] = {
     "steps of 5 ms, evaluation on rank 0": {
@@ -45,69 +43,6 @@ HEALTHY: Mapping[str, Mapping[str, Any]] = {
     "steps of 30 s, without a pause": {"step": 30.0},
     "steps of 60 s, quiet pauses of 90 s": {"step": 60.0, "pause": "quiet", "pause_every": 300, "pause_seconds": 90},
 }  # fmt: skip
-
-
-@contextmanager
-def training(folder: Path, wish: Mapping[str, Any], ranks: int = 2) -> Iterator[subprocess.Popen[bytes]]:
-    """A job of torchrun's, ended at the end."""
-    folder.mkdir(parents=True, exist_ok=True)
-    line = [
-        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(free_port()),
-        str(TRAINING), str(folder), json.dumps(wish),
-    ]  # fmt: skip
-    with (folder / "output").open("wb") as output:
-        process = subprocess.Popen(
-            line,
-            env={**plain_environ(), "OMP_NUM_THREADS": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        yield process
-    finally:
-        end(process)
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """End what was started, with all that it has started, stopped ones as well: torchrun gives each rank a session of its own."""
-    pids = descendants(process.pid)
-    for pid in (process.pid, *pids):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    process.wait()
-
-
-def descendants(pid: int) -> list[int]:
-    """What a process has started, and what that has."""
-    children: dict[int, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError, ValueError, IndexError):
-            parent = int(path.read_text().rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(path.parent.name))
-    found = [pid]
-    for above in found:
-        found += children.get(above, ())
-    return found[1:]
-
-
-def watch(pid: int, *options: str, output: Path) -> subprocess.Popen[bytes]:
-    """Start a watch over that job."""
-    with output.open("wb") as file:
-        return subprocess.Popen(
-            command("watch", str(pid), *options), env=plain_environ(), stdout=file, stderr=subprocess.STDOUT
-        )
-
-
-def wait_for(path: Path, process: subprocess.Popen[bytes], seconds: float = 120.0) -> None:
-    """Wait until the job has made that file."""
-    until = time.monotonic() + seconds
-    while not path.exists():
-        if process.poll() is not None or time.monotonic() > until:
-            raise SystemExit(f"no {path.name}: {(path.parent / 'output').read_text()[-3000:]}")
-        time.sleep(0.1)
-
 
 # --- false alarms -----------------------------------------------------------------------------------------------------------
 
@@ -130,10 +65,24 @@ def healthy(options: argparse.Namespace, folder: Path) -> None:
     rows: list[tuple[str, ...]] = [("job", "hours", "pauses", "alarms")]
     for name, output, _ in watches:
         text = output.read_text()
-        rows.append(
-            (name, f"{options.seconds / 3600:.2g}", str(text.count("the others up")), str(text.count("has not moved")))
-        )
+        rows.append((name, f"{options.seconds / 3600:.2g}", str(text.count("the others up")), str(text.count(ALARM))))
     print_table(rows, markdown=options.markdown)
+
+
+# --- faults -----------------------------------------------------------------------------------------------------------------
+
+
+def faults(options: argparse.Namespace, folder: Path) -> None:
+    """Play the faults, some at a time."""
+    names = options.only or list(FAULTS)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        played = list(pool.map(lambda name: play(name, folder, options.confirm, options.every), names))
+    rows: list[tuple[str, ...]] = [("fault", "named", "after, in times of confirmation", "said")]
+    for fault in played:
+        named = "yes" if fault.is_named else "no"
+        rows.append((fault.name, named, f"{fault.after / options.confirm:.2f}", fault.said.partition(": ")[2]))
+    print_table(rows, markdown=options.markdown)
+    print(f"{sum(fault.is_named for fault in played)} of {len(played)} named")
 
 
 def main() -> None:
@@ -142,6 +91,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0)
     parser.add_argument("--confirm", type=float, default=0)
     parser.add_argument("--every", type=float, default=0)
+    parser.add_argument("--only", action="append", help="this fault; repeatable")
     parser.add_argument("--keep", help="folder for what the jobs and watches wrote; else it is lost")
     parser.add_argument("--markdown", action="store_true", help="as the table of its page")
     options = parser.parse_args()
@@ -152,6 +102,10 @@ def main() -> None:
             options.confirm = options.confirm or 120.0
             options.every = options.every or 5.0
             healthy(options, folder)
+        elif options.what == "faults":
+            options.confirm = options.confirm or 12.0
+            options.every = options.every or 1.0
+            faults(options, folder)
 
 
 if __name__ == "__main__":

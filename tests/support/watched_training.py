@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 watched_training.py FOLDER '{"step": 0.05, "pause": "evaluation", "pause_seconds": 20, ...}'
 
-Keys: step (seconds of a step), work (the part of it that computes), pause (its kind), pause_every and pause_seconds, seconds (of the
+Keys: step (seconds of a step), work (the part of it that computes), pause (its kind), pause_every and pause_seconds, seconds or steps (of the
 whole), loader (DataLoader workers), fault, fault_at (the step) and fault_rank. The file FOLDER/fault says that the fault is there, FOLDER/go
 ends those faults that can end.
 """
@@ -116,7 +116,7 @@ class Samples(Dataset[torch.Tensor]):
             time.sleep(PAUSE_SECONDS)  # As a file system that doesn't answer for a while.
         if FAULT == "worker stuck" and index > 40 and os.environ["RANK"] == str(FAULT_RANK):
             stand_still()
-            threading.Lock().acquire() or threading.Event().wait()
+            threading.Event().wait()
         if FAULT == "worker reads a pipe" and index > 40 and os.environ["RANK"] == str(FAULT_RANK):
             stand_still()
             (FOLDER / "pipe").read_bytes()
@@ -177,8 +177,10 @@ def fault_of_one(group: Any) -> None:
         while True:
             pass
     elif FAULT == "debugger":
-        sys.stdin = open(FOLDER / "terminal")  # noqa: SIM115 (a pipe into which nobody writes)
-        breakpoint()  # noqa: T100
+        sys.stdin = Path(FOLDER / "terminal").open()  # noqa: SIM115 (a pipe into which nobody writes)
+        import pdb
+
+        pdb.set_trace()
     elif FAULT == "reads a pipe":
         (FOLDER / "pipe").read_bytes()
     elif FAULT == "waits for a process":
@@ -195,19 +197,20 @@ def fault_of_one(group: Any) -> None:
         queue.Queue().get()
     elif FAULT == "exits":
         os._exit(0)
+    elif FAULT == "waits at its end":
+        threading.Thread(target=time.sleep, args=(100_000,)).start()
+        sys.exit(0)
     elif FAULT == "receives what nobody sends":
         dist.recv(torch.zeros(4), src=0)
     elif FAULT == "barrier on one branch":
         dist.barrier()
     elif FAULT == "another collective":
         dist.broadcast(torch.zeros(4), src=0)
-    elif FAULT == "other shape":
-        dist.all_reduce(torch.zeros(1 << 20))
     elif FAULT == "another group first":
         dist.all_reduce(torch.zeros(4), group=group[1])
         dist.all_reduce(torch.zeros(4), group=group[0])
     elif FAULT == "fewer steps":
-        dist.destroy_process_group() if WISH.get("destroy") else dist.barrier()
+        dist.barrier()
 
 
 def fault_of_others(group: Any) -> None:
@@ -215,8 +218,9 @@ def fault_of_others(group: Any) -> None:
     if FAULT == "another group first":
         dist.all_reduce(torch.zeros(4), group=group[0])
         dist.all_reduce(torch.zeros(4), group=group[1])
-    elif FAULT == "other shape":
-        dist.all_reduce(torch.zeros(3))
+    elif FAULT == "exits":
+        time.sleep(1.0)
+        dist.new_group()  # Through the store: nobody tells it that one is gone.
 
 
 # --- the training -----------------------------------------------------------------------------------------------------------
@@ -273,7 +277,7 @@ def main() -> None:
         if WISH.get("pause") not in (None, "loading") and ends[1] > float(WISH.get("pause_every", 60)):
             pause(str(WISH["pause"]), model)
             paused = time.monotonic()
-        if ends[0]:
+        if ends[0] or step == WISH.get("steps"):
             break
     dist.barrier()
     dist.destroy_process_group()

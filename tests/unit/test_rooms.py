@@ -128,6 +128,7 @@ SPEAKING_STEP_BY_STEP = {
     "checkpoint_results": {"checkpoints"},
     "run": {"run"},
     "gate": {"gating"},
+    "watch": {"watching"},
 }
 """Modules of the command line that tell, and ask, while something is done, and so know its parts."""
 

@@ -1,0 +1,119 @@
+"""When a job is taken for one that hangs: by counters of every look, and by made-up deep looks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from ddpdoctor.facts.hang import WatchedRank
+from ddpdoctor.watching.counters import Counters
+from ddpdoctor.watching.deep_look import DeepLook
+from ddpdoctor.watching.job_track import JobTrack, WatchLimits
+from tests.support.hangs import collective, hang, loader, own, rank, saving, watched
+
+LIMITS = WatchLimits(confirm=600.0, every=10.0)
+EVALUATES = (*own("forward", 8, "/home/ada/model.py")[:1], *own("evaluate", 50))
+
+
+def counters(now: float, runs: int, main_bytes: int = 0, cpu: float = 1.0) -> Counters:
+    return Counters(
+        seconds=now,
+        state="S",
+        runs=runs,
+        main_cpu=cpu,
+        main_bytes=main_bytes,
+        cpu=cpu,
+        resident=1 << 28,
+        major_faults=0,
+    )
+
+
+class Played:
+    """A job of two ranks of which rank 0 waits in all_reduce from second 0 on. other: what rank 1 does, by the second.
+    runs: how often its main thread has run by then."""
+
+    def __init__(self, other: Callable[[float], WatchedRank], runs: Callable[[float], int] = lambda _: 7) -> None:
+        self.track = JobTrack(LIMITS, 0.0, {0: 4000, 1: 4001})
+        self.other = other
+        self.runs = runs
+        self.deep_looks = 0
+
+    def until(self, end: float) -> float | None:
+        """When it was taken for a hang; None if it was not until then."""
+        now = 0.0
+        while now < end:
+            of_ranks = {0: counters(now, 7), 1: counters(now, self.runs(now))}
+            self.track.note(now, of_ranks)
+            if self.track.wants_deep_look(now):
+                self.deep_looks += 1
+                by_pid = {4000 + number: found for number, found in of_ranks.items()}
+                looked = hang(rank(0, collective()), self.other(now))
+                self.track.note_deep(DeepLook(began=now, ended=now + 2.0, hang=looked, before=by_pid, after=by_pid))
+                if self.track.hang_is_due():
+                    return now + 2.0
+            now += LIMITS.every
+        return None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        rank(1, own("wait_for_data", 12)),
+        rank(1, collective("broadcast", 44)),
+        rank(1, own(), state="T"),
+        rank(1, gone="no such process"),
+        rank(1, loader(), workers=[watched(5000, own("read", 3))]),
+    ],
+    ids=["sleeps", "another collective", "stopped", "gone", "worker stuck"],
+)
+def test_what_stands_still_is_a_hang_after_the_time_of_confirmation(other: WatchedRank) -> None:
+    found = Played(lambda _: other).until(1200.0)
+    assert found is not None
+    assert 600.0 <= found <= 620.0
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda now: rank(1, own("evaluate", 50 + round(now) % 7), cores=0.9),
+        lambda _: rank(1, saving(), moved=1 << 22),
+        lambda _: rank(1, loader(), workers=[watched(5000, own("read", 3), moved=1 << 22)]),
+    ],
+    ids=["evaluates", "saves", "loads"],
+)
+def test_one_that_works_is_a_pause(other: Callable[[float], WatchedRank]) -> None:
+    played = Played(other, runs=lambda now: round(now))
+    assert played.until(3600.0) is None
+    assert [state.number for state in played.track.held_up_by] == [1]
+    # Two seconds of stacks at most every 75: what that costs, the benchmark measures.
+    assert 0 < played.deep_looks <= 3600 / LIMITS.between_deep + 1
+
+
+def test_a_pause_before_a_hang_is_not_part_of_it() -> None:
+    found = Played(
+        lambda now: rank(1, own("evaluate", 50 + round(now) % 7), cores=0.9) if now < 1000 else rank(1, own()),
+        runs=lambda now: round(min(now, 1000.0)),
+    ).until(3600.0)
+    assert found is not None
+    assert 1500.0 <= found <= 1700.0
+
+
+def test_a_job_whose_ranks_run_is_left_alone() -> None:
+    track = JobTrack(LIMITS, 0.0, {0: 4000, 1: 4001})
+    for now in range(0, 3600, 10):
+        track.note(float(now), {number: counters(now, now, main_bytes=now * 100) for number in (0, 1)})
+        assert not track.wants_deep_look(now)
+        assert not track.wants_stacks(now)
+
+
+def test_one_that_runs_and_says_nothing_is_looked_at_seldom() -> None:
+    track = JobTrack(LIMITS, 0.0, {0: 4000, 1: 4001})
+    looks = 0
+    for now in range(0, 3600, 10):
+        track.note(float(now), {number: counters(now, now) for number in (0, 1)})
+        assert not track.wants_deep_look(now)
+        if track.wants_stacks(now):
+            looks += 1
+            track.note_stacks(float(now), moved=True)
+    assert 0 < looks <= 3600 / LIMITS.silent
