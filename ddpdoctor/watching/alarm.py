@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from ddpdoctor.base.text import human, one_line
+from ddpdoctor.base.grouping import grouped
+from ddpdoctor.base.text import human, one_line, ranks_named
 from ddpdoctor.base.unknown import NotKnown
 from ddpdoctor.engine.examination import Examination
 from ddpdoctor.engine.registry import Catalogue
@@ -16,6 +17,7 @@ from ddpdoctor.facts.hang import Frame, Hang, Watched
 from ddpdoctor.hang.examining import RasInquiry
 from ddpdoctor.hang.flight_recorder.collect_dumps import dumps_of
 from ddpdoctor.hang.judging import groups_of_hangs, hang_of, judge_hang
+from ddpdoctor.hang.rank_states import states_of
 from ddpdoctor.hang.render_words import groups
 from ddpdoctor.hang.verdict import verdict_of
 from ddpdoctor.probes.context import Context
@@ -68,9 +70,22 @@ def who_lags(examination: Examination) -> tuple[str, tuple[int, ...]]:
     most do is mostly what all should."""
     if examination.findings:
         finding = examination.findings[0][2]
-        return one_line(finding.summary), () if finding.rank is None else (finding.rank,)
+        if finding.rank is not None:
+            return one_line(finding.summary), (finding.rank,)
+        odd = odd_ones(hang_of(examination))
+        them = "it" if len(odd) == 1 else "them"
+        hint = f"; most stand elsewhere than {ranks_named(odd)}: look at {them} first" if odd else ""
+        return f"{one_line(finding.summary)}{hint}", odd
     gathered = groups(examination)
     return "; ".join(f"{group.ranks} {group.words}" for group in gathered) or "nothing of it could be seen", ()
+
+
+def odd_ones(hang: Hang) -> tuple[int, ...]:
+    """Name the ranks that don't stand where more than half of all do; () where no place has so many, or all stand there."""
+    states = states_of(hang)
+    most = max(grouped(states, lambda state: state.place.call).values(), key=len, default=[])
+    others = tuple(state.number for state in states if state not in most)
+    return others if 2 * len(most) > len(states) else ()
 
 
 def stacks_text(examination: Examination) -> str:

@@ -44,6 +44,47 @@ HEALTHY: Mapping[str, Mapping[str, Any]] = {
     "steps of 60 s, quiet pauses of 90 s": {"step": 60.0, "pause": "quiet", "pause_every": 300, "pause_seconds": 90},
 }  # fmt: skip
 
+# --- what it costs ----------------------------------------------------------------------------------------------------------
+
+COSTS: Mapping[str, Mapping[str, Any]] = {
+    "moves": {"step": 0.5},
+    "waits for rank 0, which evaluates": {"step": 0.5, "pause": "evaluation", "pause_every": 1, "pause_seconds": 1e6},
+    "stands still": {"fault": "sleep", "step": 0.05, "fault_at": 40},
+}
+"""Jobs, by what they do all the while."""
+
+
+def processor_seconds(metrics: Path) -> float:
+    """What a watch has used so far, by its own metrics."""
+    [line] = [
+        line for line in metrics.read_text().splitlines() if line.startswith("ddpdoctor_watch_processor_seconds ")
+    ]
+    return float(line.split()[1])
+
+
+def cost(options: argparse.Namespace, folder: Path) -> None:
+    """Measure what a watch with its defaults uses of a core, for each rank."""
+    rows: list[tuple[str, ...]] = [("a job that", "of a core, each rank", "aim")]
+    for number, (name, wish) in enumerate(COSTS.items()):
+        place = folder / f"cost-{number}"
+        metrics = place / "watch.prom"
+        with training(place, wish, options.ranks) as job:
+            wait_for(place / "training", job)
+            evidence = ("--evidence", str(place), "--prometheus", str(metrics))
+            watching = watch(job.pid, *evidence, output=place / "watched")
+            try:
+                wait_for(metrics, job)
+                began, before = time.monotonic(), processor_seconds(metrics)
+                time.sleep(options.seconds)
+                used = processor_seconds(metrics) - before
+                share = used / (time.monotonic() - began) / options.ranks
+            finally:
+                watching.terminate()
+                watching.wait()
+        rows.append((name, f"{share:.3%}", "below 0.1 %" if name == "moves" else ""))
+    print_table(rows, markdown=options.markdown)
+
+
 # --- false alarms -----------------------------------------------------------------------------------------------------------
 
 
@@ -88,6 +129,7 @@ def faults(options: argparse.Namespace, folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("cost", "healthy", "faults"))
+    parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=0)
     parser.add_argument("--confirm", type=float, default=0)
     parser.add_argument("--every", type=float, default=0)
@@ -102,6 +144,9 @@ def main() -> None:
             options.confirm = options.confirm or 120.0
             options.every = options.every or 5.0
             healthy(options, folder)
+        elif options.what == "cost":
+            options.seconds = options.seconds or 300.0
+            cost(options, folder)
         elif options.what == "faults":
             options.confirm = options.confirm or 12.0
             options.every = options.every or 1.0
