@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.measuring import print_table
-from tests.support.watched_jobs import ALARM, FAULTS, play, training, watch
+from tests.support.watched_jobs import ALARM, FAULTS, play, training, wait_for, watch
 
 AT_ONCE = 4
 """Faults that are played at the same time."""
