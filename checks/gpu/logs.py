@@ -15,6 +15,16 @@ NOBODY_ELSE = Fix(
 )
 
 
+GROW = Fix(
+    "Where much is reserved but unallocated, let torch grow its blocks",
+    ("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",),
+)
+DEVICES = {
+    "UR": "XPU", "ZE": "XPU", "DEVMEM": "HPU", "workspace": "HPU", "hbm": "TPU", " at the bottom of memory": "TPU",
+}  # fmt: skip
+"""What a sign's word for the device calls it, where it is none of NVIDIA's or AMD's."""
+
+
 def _ranks(seen: Sequence[SignMatch]) -> set[int]:
     return {match.line.rank for match in seen if match.line.rank is not None}
 
@@ -38,15 +48,12 @@ def oom_batch_too_large(log: Log, seen: Sequence[SignMatch]) -> Finding:
     `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.
     """
     ranks, wanted = _ranks(seen), word(seen, "wanted")
+    device = DEVICES.get(word(seen, "device"), "GPU")
     return Finding.of(
-        f"GPU memory is full on {ranks_named(ranks) if ranks else 'a GPU'}{f': {wanted} more were wanted' if wanted else ''}",
-        Fix("Take a smaller batch for each GPU, and accumulate gradients over several"),
+        f"{device} memory is full on {ranks_named(ranks) if ranks else f'a {device}'}{f': {wanted} more were wanted' if wanted else ''}",
+        Fix(f"Take a smaller batch for each {device}, and accumulate gradients over several"),
         Fix("Or need less: bf16 autocast, activation checkpointing, FSDP for a large model"),
-        Fix(
-            "Where much is reserved but unallocated, let torch grow its blocks",
-            ("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",),
-        ),
-        NOBODY_ELSE,
+        (GROW, NOBODY_ELSE) if device == "GPU" else (),
         rank=min(ranks, default=None),
     )
 

@@ -15,7 +15,7 @@ from ddpdoctor.knowledge.torch_frames import PYTHONS_FOLDERS, WITHOUT_FOLDER
 OF_LAUNCHERS: Final = {
     "ChildFailedError", "ProcessRaisedException", "ProcessExitedException", "CalledProcessError",
     "RemoteTraceback", "RendezvousGracefulExitError", "WorkerGroupError",
-    "WorkerTrainingFailedError",
+    "WorkerTrainingFailedError", "UnhealthyNodeException", "TerminalWorkerGroupFailure", "NoRestartRequested",
 }  # fmt: skip
 """Raised in the launcher, or around a whole script, for what happened elsewhere."""
 
@@ -70,6 +70,8 @@ _OF_LIBRARIES: Final = compile_lazily(
     r"^(?:CUDA |cuda runtime error \(|NCCL [eE]rror|cuDNN error|CUBLAS_|nccl[A-Z]\w+:|\[enforce fail|\[\S*gloo/|.*INTERNAL ASSERT FAILED"
     r"|.*/(?:site|dist)-packages/\S{0,300}\.so[\w.]{0,60}: undefined symbol: |.*version [`'][^']+' not found \(required by "
     r"|Failed to find C compiler|.*No working C\+\+ compiler found|numpy\.dtype size changed|numpy\.core\.multiarray failed"
+    r"|oneCCL: |\S+ backend failed\b|Native API failed\b|(?:\[Rank:\d+\] )?FATAL ERROR :: MODULE:|synStatus=|Graph compile failed\b"
+    r"|Collective call returned error|Bad StatusOr access: |(?:RESOURCE_EXHAUSTED|INTERNAL|UNAVAILABLE|ABORTED): "
     r"|Numpy is not available|Error building extension '|cublas runtime error"
     r"|The current installed version of \S+ \([\d.]+\) is less than the minimum)"
 )

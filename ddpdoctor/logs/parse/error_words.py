@@ -61,6 +61,8 @@ ERROR_WORDS: Final = (
     "Bus error",
     "Killed",
     "NCCL WARN",
+    "|CCL_ERROR|",
+    "Exception in device=TPU:",
     "CANCELLED",
     "Assertion",
     "[Errno ",

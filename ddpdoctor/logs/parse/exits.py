@@ -139,6 +139,8 @@ _SAID: Final = {
         (" Exit ", r"^\[\d+\][+-]? +Exit {failure} +\S"),
         (" killed ", r"^\[\d+\] +(?:[+-] +)?{pid} {signal} +\S"),
         ("Killed: ", r"^(?:\S+: line \d+: +\d+ )?Killed: {number}\b"),
+        (" exited with ", r"\bexited with {fatal}\W*$"),
+        (" rc=", r" rc={fatal}\W*$"),
         ("Command terminated by signal ", r"^Command terminated by signal {number}$"),
         ("Command exited with non-zero status ", r"^Command exited with non-zero status {failure}$"),
     ),

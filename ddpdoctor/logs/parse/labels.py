@@ -135,10 +135,11 @@ _NCCL: Final = re.compile(
 _KERNEL: Final = re.compile(r"(?P<host>[A-Za-z0-9][\w.-]*) (?=kernel: )")
 """journalctl -o short-iso, behind its timestamp."""
 _IN_TEXT: Final = re.compile(
-    r"\[Rank (?P<rank>\d{1,6})\]|\[PG [^\]]* Rank (?P<pg>\d{1,6})\]"
+    r"\[Rank[ :](?P<rank>\d{1,6})\]|\[PG [^\]]* Rank (?P<pg>\d{1,6})\]"
     r"|\[RankMon(?:itor)?Server(?:\d+@(?P<host>[\w.-]{1,253}))?:(?P<monitored>\d{1,6})\]"
+    r"|\[(?P<node>[\w.-]{1,253})\] \[workload:(?:(?P<workload>\d{1,6})|\?)\("
 )
-"""The last one is how NVRx's monitor of each rank calls itself."""
+"""The last ones are how NVRx's monitor of each rank calls itself, and what stands in each of its lines since: a node, and a rank if it is one's."""
 _MAX_LABELS: Final = 5
 TASK: Final = "task "
 """Before the number of an srun task, in the place of the host that it runs on."""
@@ -146,8 +147,9 @@ _LABEL_OF_TORCH: Final = re.compile(r"\[rank(?P<rank>\d{1,6})\]:")
 OF_TORCHRUN: Final = (
     b"torch/distributed/run.py:", b"torch/distributed/elastic/multiprocessing/api.py:", b"torch.distributed.run:",
     b"torch.distributed.elastic.multiprocessing.api:", b"(first observed failure):", b"[default0]:",
+    b"] [workload:",
 )  # fmt: skip
-"""Its own lines, tables and labels, and no frames of a traceback."""
+"""Its own lines, tables and labels, and no frames of a traceback; NVRx's launcher is one, too, and writes the node's number before them."""
 
 
 def unlabelled(line: str, style: Style = Style()) -> Labelled:  # noqa: B008 (immutable)
@@ -233,7 +235,9 @@ def unlabelled(line: str, style: Style = Style()) -> Labelled:  # noqa: B008 (im
     if found := _NCCL.match(line):
         host = host or found["host"]
     if rank is None and (found := _IN_TEXT.search(line, 0, 400)):
-        rank, host = int(found["rank"] or found["pg"] or found["monitored"]), host or found["host"] or ""
+        number = found["rank"] or found["pg"] or found["monitored"] or found["workload"]
+        named = found["host"] or found["node"] or ""
+        rank, host = int(number) if number else None, named if host.startswith(TASK) and named else host or named
     return Labelled(line, rank, local_rank, host, time, said_by, logger, ahead)
 
 

@@ -71,3 +71,34 @@ def test_what_a_caller_makes_of_a_failed_program_is_told() -> None:
     found = judge_log(read(traceback(first, runner) + chained + traceback(then, runner)), catalogue())
     assert found.verdict.outcome is RunOutcome.UNRECOGNISED
     assert then in headline(found)
+
+
+HEADED = traceback("KeyError: 'label'", ("/home/ada/train.py", "batch['label']"))
+
+
+@pytest.mark.parametrize(
+    ("log", "rank"),
+    [
+        (f"[Rank 3]:\n{HEADED}", 3),
+        (f"[Rank 3, 5]:\n{HEADED}", 3),
+        (f"(TrainController pid=17) [Rank 3]:\n{HEADED}", 3),
+        (f"[Rank 3]:\nA worker health check failed.\n{HEADED}", None),
+        (f"[Rank 3]: step 7\n{HEADED}", None),
+        (
+            f"[Rank 3]:\n{HEADED.replace('KeyError', 'OSError')}step 8\nstep 9\nstep 10\nstep 11\nstep 12\n{HEADED}",
+            None,
+        ),
+    ],
+)
+def test_a_traceback_is_of_the_rank_of_the_heading_right_above_it(log: str, rank: int | None) -> None:
+    raised = read(log).raised[-1]
+    assert (raised.line.rank, raised.began.rank) == (rank, rank)
+    assert raised.line.host == ""
+
+
+def test_what_was_raised_behind_another_one_is_of_the_same_heading() -> None:
+    behind = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    log = read(
+        f"[Rank 3]:\n{HEADED}{behind}{traceback('ValueError: none', ('/home/ada/train.py', 'raise ValueError'))}"
+    )
+    assert [raised.line.rank for raised in log.raised] == [3, 3]

@@ -31,6 +31,12 @@ MEMORY, CRASH, SHARED = ["host-oom-killed"], ["process-crashed"], ["shm-too-smal
         ("srun: error: node7: task 3: Exited with exit code 139", CRASH),
         ("YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Bus error (signal 7)", SHARED),
         ("[node7:4711:0:4712] Caught signal 7 (Bus error: nonexistent physical address)", SHARED),
+        ("train.py exited with 137", MEMORY),
+        ("run 17 finished rc=137", MEMORY),
+        ("run.sh: 第 3 行： 8455 已杀死               python train.py", MEMORY),
+        ("run.sh: Zeile 3:  9064 Getötet                python train.py", MEMORY),
+        ("run.sh: 3 行:  9497 Segmentation fault      (コアダンプ) python train.py", CRASH),
+        ("run.sh : ligne 3 : 5052 Erreur du bus           (core dumped)python train.py", SHARED),
     ],
 )  # fmt: skip
 def test_the_signal_only_hints_at_an_illness(text: str, slugs: list[str]) -> None:
@@ -75,3 +81,18 @@ def test_a_crash_that_only_an_exit_code_tells_of_shows_its_line() -> None:
 )
 def test_an_exit_code_tells_the_signal(code: int | None, signal: int) -> None:
     assert signal_of(ProcessExit(line=line(1), said_by="torchrun", exit_code=code)) == signal
+
+
+@pytest.mark.parametrize(
+    "ender",
+    [
+        "timeout: sending signal TERM to command ‘torchrun’",
+        "=>> PBS: job killed: walltime 3618 exceeded limit 3600",
+        "## OAR [2026-03-02 04:10:09] Job 481923 KILLED ##",
+    ],
+)
+def test_whom_somebody_kills_who_ended_the_run_had_memory_enough(ender: str) -> None:
+    killed = "run.sh: line 3: 4242 Killed                  python train.py\n"
+    assert verdict_of(read(f"{ender}\n{killed}"), catalogue()).outcome is RunOutcome.STOPPED
+    steps = "".join(f"step {number} | loss 2.{number}\n" for number in range(300))
+    assert [suspect.slug for suspect in verdict_of(read(f"{ender}\n{steps}{killed}"), catalogue()).suspects] == MEMORY
