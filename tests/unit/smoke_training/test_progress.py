@@ -163,5 +163,5 @@ def test_of_a_burn_in_it_says_how_long_it_has_gone_on_and_no_step() -> None:
     clock.now += 90
     for rank in range(2):
         watch.take_rank_message(rank, {"step": f"training steps {rank} to 9"}, clock.now)
-    assert progress.status() == "ranks 0-1: burn-in"
-    assert drawn(progress)[-1].rstrip() == "  ranks 0-1: burn-in  90 s of 600"
+    assert progress.status() == "ranks 0 and 1: burn-in"
+    assert drawn(progress)[-1].rstrip() == "  ranks 0 and 1: burn-in  90 s of 600"
