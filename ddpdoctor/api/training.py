@@ -121,6 +121,8 @@ def smoke(
 
         if nproc > MAX_RANKS_PER_HOST:
             raise UsageError(f"--nproc {nproc}: smoke runs {MAX_RANKS_PER_HOST} ranks on a host at most")
+    import msgspec
+
     from ddpdoctor.api.target_python import refuse_others_python, refuse_what_is_no_python
     from ddpdoctor.network_check.job import Flags
     from ddpdoctor.probes.context import Context
@@ -171,6 +173,9 @@ def smoke(
     with _not_begun():
         snapshot = collect_facts(Context(path, chosen_by, quick=True), {*GROUPS, *HEADING})
         snapshot = add_imported_torch(snapshot, options, python)
+        if plan_training(snapshot, nproc, backend).backend == "nccl":
+            of_nccl = collect_facts(Context(path, chosen_by, quick=True), {"nccl"})
+            snapshot = msgspec.structs.replace(snapshot, nccl=of_nccl.nccl)
     examination = _train(options, plan_training(snapshot, nproc, backend), snapshot, watcher)
     from ddpdoctor.smoke_training.analysis.verdict import needs_host_check
 

@@ -180,6 +180,8 @@ class Hang(Facts, frozen=True, kw_only=True):
     """"nccl", "gloo", "nccl and gloo"; "" where it can't be told."""
     server: Annotated[str, Source("--debug-server")] = ""
     """HOST:PORT of torch's debug server, where that told all this of the ranks of all hosts; "" where their processes were looked at."""
+    nccl: Annotated[str, Source("the libnccl.so that a rank has mapped")] = ""
+    """The version of NCCL; "" where it isn't known."""
     groups: Annotated[int, Source("names of threads")] = 0
     """The most process groups that one of its ranks is in, by what each of them starts; 0: not known."""
     ranks: Annotated[tuple[WatchedRank, ...], Source("py-spy, /proc")] = ()

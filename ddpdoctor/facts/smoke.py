@@ -15,6 +15,8 @@ FIRST, LAST = "import", "shutdown"
 
 RENDEZVOUS = "rendezvous"
 
+SWITCHED_ON = "switched on"
+
 OWN_WORDS = "the ranks' own words"
 
 ELASTIC = "torch.distributed.elastic"
@@ -215,6 +217,10 @@ class Smoke(Facts, frozen=True, kw_only=True):
     import_seconds: Annotated[float, Source("the plan of the run")] = 0.0
     """Seconds that the first stage may take, which imports torch, and the rendezvous with ranks that we don't hear of; 0: as
     any other."""
+    nccl_diagnosis: Annotated[str, Source("the plan of the run")] = ""
+    """SWITCHED_ON, or why NCCL's own diagnosis was not; "" where NCCL wasn't used, or nothing tells."""
+    nccl_report: Annotated[tuple[str, ...], Source("NCCL's own words")] = ()
+    """The lines of its report, as a rank printed them."""
     seconds: Annotated[float, Source("ddpdoctor's clock")] = 0.0
     problem: Annotated[str, Source("the engine's own words")] = ""
     """Why the ranks could not even be started."""

@@ -13,7 +13,7 @@ import msgspec
 
 from ddpdoctor.base.async_work import until_stopped
 from ddpdoctor.base.status_line import StatusLine
-from ddpdoctor.base.text import plural
+from ddpdoctor.base.text import dotted, plural
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.examination import Examination
 from ddpdoctor.engine.explanations import Explanation
@@ -26,8 +26,10 @@ from ddpdoctor.hang.flight_recorder.collect_dumps import Dumps, dumps_of, read_d
 from ddpdoctor.hang.judging import groups_of_hangs, judge_hang
 from ddpdoctor.hang.permission import command_line
 from ddpdoctor.hang.ras.client import UNWANTED, ask_twice
+from ddpdoctor.hang.ras.mapped_nccl import mapped_nccl
 from ddpdoctor.hang.watching import backend_of, watch
 from ddpdoctor.probes.context import Context
+from ddpdoctor.probes.proc import Proc
 from ddpdoctor.probes.session import collect_facts
 from ddpdoctor.processes.jobs import TrainingJob, jobs_of
 from ddpdoctor.processes.overview import UnknownJobError, jobs_there, named_job
@@ -153,7 +155,13 @@ def _look(snapshot: Snapshot, job: TrainingJob | None, dumps: Sequence[str], sec
         hang = asyncio.run(until_stopped(work, lambda: "Stopped. No rank was held up, and nothing is left running."))
     hang = _with_dumps(hang, _read(dumps) if dumps else dumps_of(job))
     counts, why_not = inquiry.answer()
-    return msgspec.structs.replace(hang, counts=counts, ras=why_not)
+    return msgspec.structs.replace(hang, counts=counts, ras=why_not, nccl=_nccl_of(job))
+
+
+def _nccl_of(job: TrainingJob) -> str:
+    """The version of NCCL that the first rank has loaded; "" where it isn't known."""
+    version = mapped_nccl(job.ranks[0].pid, Proc()) if job.ranks else ()
+    return "" if isinstance(version, Unknown) else dotted(version)
 
 
 def _with_dumps(hang: Hang, dumps: Dumps) -> Hang:

@@ -11,6 +11,8 @@ from ddpdoctor.base.text import ranks_named
 from ddpdoctor.facts.hang import Frame, Hang
 from ddpdoctor.hang.evidence import named
 from ddpdoctor.hang.rank_states import RankState
+from ddpdoctor.knowledge.interface_choice import version_of
+from ddpdoctor.knowledge.nccl_diagnosis import FIRST_RELEASE, SETTINGS
 
 LINES_BEFORE: Final = 6
 MAX_COMMANDS: Final = 3
@@ -82,12 +84,27 @@ def test_the_way(hang: Hang) -> tuple[Fix, ...]:
                 ("ddpdoctor netcheck --help",),
             ),
             Fix("Test the ranks of this host without your own code", (f"ddpdoctor smoke --nproc {max(here, 1)}",)),
+            *compare_by_nccl(hang),
         )
     backend = " --backend gloo" if hang.backend == "gloo" else ""
     return (
         Fix(
             "Test the same ranks without your own code: if this hangs too, it names the cause",
             (f"ddpdoctor smoke --nproc {max(here, 1)}{backend}",),
+        ),
+        *compare_by_nccl(hang),
+    )
+
+
+def compare_by_nccl(hang: Hang) -> tuple[Fix, ...]:
+    """Have NCCL compare the ranks by itself; nothing where its release can't, or isn't known."""
+    if not hang.ranks or not hang.nccl or version_of(hang.nccl)[:2] < FIRST_RELEASE:
+        return ()
+    return (
+        Fix(
+            f"Let NCCL {hang.nccl} itself compare the ranks of the running job: GPUs, drivers, links, errors, settings; or set this for"
+            " the next run, and give its log to `ddpdoctor diagnose-log`",
+            ("ncclras -D", f"export {' '.join(f'{name}={value}' for name, value in SETTINGS.items())}"),
         ),
     )
 

@@ -11,10 +11,12 @@ from ddpdoctor.base.text import plural
 from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.smoke import SWITCHED_ON
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.facts.visible import VisibleGpu, selector, visible_gpus
 from ddpdoctor.knowledge.gpu_assignment import lacks_nccl
+from ddpdoctor.knowledge.nccl_diagnosis import why_not_switched_on
 
 GROUPS: Final = ("gpus", "environment")
 """Groups of facts that a plan needs. It is better with torch's, which take an import."""
@@ -32,6 +34,13 @@ class SmokePlan(msgspec.Struct, frozen=True, kw_only=True):
     """So many ranks and that backend, and why, in words for the report."""
     gpus_passed_over: str = ""
     """See `facts.smoke.Smoke`."""
+    nccl_diagnosis: str = ""
+    """See `facts.smoke.Smoke`."""
+
+    @property
+    def diagnoses(self) -> bool:
+        """Whether NCCL's own diagnosis is switched on."""
+        return self.nccl_diagnosis == SWITCHED_ON
 
 
 def plan_training(snapshot: Snapshot, nproc: int | None, backend: str) -> SmokePlan:
@@ -58,6 +67,9 @@ def plan_training(snapshot: Snapshot, nproc: int | None, backend: str) -> SmokeP
         backend=over,
         chosen=f"{plural(ranks, 'rank')} on {device} over {over} ({why})",
         gpus_passed_over=passed_over,
+        nccl_diagnosis=(why_not_switched_on(snapshot.nccl, snapshot.environment) or SWITCHED_ON)
+        if over == "nccl"
+        else "",
     )
 
 

@@ -49,6 +49,7 @@ from ddpdoctor.smoke_training.render_words import (
     head,
     headline,
     marks,
+    nccl_text,
     not_tested,
     note,
     outcome,
@@ -89,6 +90,7 @@ def joint_training_document(smoke: Smoke, verdict: Verdict, named: Collection[in
     rows = (
         ("plan", smoke.chosen),
         ("engine", engine_text(smoke)),
+        *([("NCCL", one_line(text))] if (text := nccl_text(smoke)) else []),
         *([("files", smoke.folder)] if smoke.folder else []),
     )
     return Document(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ddpdoctor.base.durations import duration_words
 from ddpdoctor.base.text import listed, one_line, plural, signal_name
 from ddpdoctor.engine.examination import Examination, Verdict
-from ddpdoctor.facts.smoke import RankEnding, RankRun, Smoke, StageState
+from ddpdoctor.facts.smoke import SWITCHED_ON, RankEnding, RankRun, Smoke, StageState
 from ddpdoctor.report.summary import summary
 from ddpdoctor.smoke_training.analysis.failure_attribution import (
     TrainingFailureKind,
@@ -96,6 +96,7 @@ def head(examination: Examination) -> list[tuple[str, str]]:
         ("GPUs", told.get("GPUs", "")),
         ("plan", facts.chosen),
         ("engine", engine_text(facts)),
+        ("NCCL", nccl_text(facts)),
         ("files", facts.folder),
     ]
     return [(label, one_line(text)) for label, text in rows if text]
@@ -109,6 +110,18 @@ def engine_text(facts: Smoke) -> str:
     first = f", {began:.1f} s of it until torch was imported and the ranks began" if began >= LONG_START_SECONDS else ""
     took = f"; {facts.seconds:.1f} s in all{first}" if facts.seconds else ""
     return f"{facts.engine}{took}{_limits(facts)}"
+
+
+def nccl_text(facts: Smoke) -> str:
+    """Say what NCCL's own diagnosis came to, or why it was not switched on; "" where NCCL wasn't used."""
+    if facts.nccl_report:
+        well, remarks = (sum(mark in line for line in facts.nccl_report) for mark in ("[OK]", "[INFO]"))
+        return f"its own diagnosis ran: {plural(well, 'look')} found nothing, and it made {plural(remarks, 'remark')}"
+    if not facts.nccl_diagnosis or not facts.ranks:
+        return ""
+    if facts.nccl_diagnosis == SWITCHED_ON:
+        return "its own diagnosis was switched on, and printed nothing"
+    return f"its own diagnosis was not switched on: {facts.nccl_diagnosis}"
 
 
 def _limits(facts: Smoke) -> str:

@@ -47,6 +47,8 @@ MAX_RANKS_PER_HOST: Final = 120
 MAX_STAGES: Final = 64
 MAX_WATCH_BYTES: Final = 512 * 1024
 """Bytes of what a host was like during a burn-in: 64 GPUs, each looked at 61 times."""
+MAX_REPORT_LINES: Final = 1000
+"""Of NCCL's own diagnosis."""
 MAX_BURN_IN_SECONDS: Final = 7 * 86400
 MAX_LEFTOVERS: Final = 16
 MAX_PORTS: Final = 10
@@ -286,7 +288,8 @@ class Collected(Message, frozen=True):
 
 class Train(Message, frozen=True):
     """Hub: run your ranks of the smoke training, `first_rank` and the `nproc` - 1 behind it, and watch them. Their store is
-    at master and port. seconds: what a stage may take, import_seconds: what the first one may. duration: of the burn-in. node_rank, nnodes: of those
+    at master and port. seconds: what a stage may take, import_seconds: what the first one may. duration: of the burn-in. diagnoses: switch NCCL's own
+    diagnosis on. node_rank, nnodes: of those
     that take part."""
 
     backend: Annotated[str, Meta(pattern="^(gloo|nccl)$")]
@@ -301,6 +304,7 @@ class Train(Message, frozen=True):
     seconds: StageSeconds
     import_seconds: StageSeconds
     duration: Annotated[float, Meta(ge=0, le=MAX_BURN_IN_SECONDS)] = 0.0
+    diagnoses: bool = False
 
 
 class TrainingDone(Message, frozen=True):
@@ -314,6 +318,7 @@ class TrainingDone(Message, frozen=True):
     folder: Annotated[str, Meta(max_length=500)] = ""
     leftovers: Leftovers = Leftovers()
     """At most MAX_LEFTOVERS of a kind."""
+    nccl_report: Annotated[tuple[Annotated[str, Meta(max_length=1000)], ...], Meta(max_length=MAX_REPORT_LINES)] = ()
     burn_in: BurnIn = BurnIn()
     """With at most this node's own host."""
 

@@ -12,6 +12,7 @@ from ddpdoctor.engine.examination import Examination, Verdict, examine
 from ddpdoctor.engine.registry import Catalogue, Check, Result, Subject
 from ddpdoctor.facts.smoke import RankEnding, Smoke
 from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.smoke_training.analysis.nccl_report import is_of_report, is_told_by_report, judge_report
 from ddpdoctor.smoke_training.plan import SmokePlan
 
 FAMILY = "smoke"
@@ -42,7 +43,8 @@ def judge_training(snapshot: Snapshot, facts: Smoke, catalogue: Catalogue) -> Ex
     """Judge a training. snapshot: this host's facts, as far as they were collected before."""
     here = sum(rank.host == snapshot.host for rank in facts.ranks) or facts.world_size
     with_smoke = msgspec.structs.replace(snapshot, smoke=facts)
-    return examine(with_smoke, here, [check for check in catalogue.checks if check.family == FAMILY])
+    own = examine(with_smoke, here, [check for check in catalogue.checks if check.family == FAMILY])
+    return msgspec.structs.replace(own, results=(*own.results, *judge_report(facts, catalogue)))
 
 
 def add_host_findings(examination: Examination, host: Snapshot, catalogue: Catalogue) -> Examination:
@@ -52,8 +54,10 @@ def add_host_findings(examination: Examination, host: Snapshot, catalogue: Catal
     everything = examine(whole, examination.plan.nproc, catalogue.checks)
     words = "\n".join(finding.said for _, _, finding in own_findings(everything))
     place = {check.slug: number for number, check in enumerate(catalogue.saying(words))}
+    # Of what NCCL reports of all ranks this host may know nothing.
+    reported = [result for result in examination.results if is_of_report(result)]
     results = sorted(
-        everything.results,
+        [*reported, *everything.results],
         key=lambda result: (result.check.family != FAMILY, place.get(result.check.slug, len(place))),
     )
     return Examination(whole, examination.plan, tuple(results))
@@ -67,24 +71,28 @@ def smoke_of(examination: Examination) -> Smoke:
 
 def own_findings(examination: Examination) -> list[JudgedFinding]:
     """The findings on the training itself, worst first."""
-    return [finding for finding in examination.findings if _is_own(finding[0])]
+    return [finding for finding in examination.findings if _is_own_finding(finding)]
 
 
 def host_findings(examination: Examination) -> list[JudgedFinding]:
     """The failures and warnings that `check` found on the host."""
-    return [finding for finding in examination.findings if not _is_own(finding[0]) and finding[1] in (FAIL, WARN)]
+    return [finding for finding in examination.findings if not _is_own_finding(finding) and finding[1] in (FAIL, WARN)]
 
 
 def own_results(examination: Examination) -> Sequence[Result]:
-    return [result for result in examination.results if _is_own(result.check)]
+    return [result for result in examination.results if _is_own(result.check) or is_of_report(result)]
 
 
 def host_results(examination: Examination) -> Sequence[Result]:
-    return [result for result in examination.results if not _is_own(result.check)]
+    return [result for result in examination.results if not _is_own(result.check) and not is_of_report(result)]
 
 
 def _is_own(check: Check) -> bool:
     return check.family == FAMILY or Subject.TRAINING_PLAN in check.judges
+
+
+def _is_own_finding(found: JudgedFinding) -> bool:
+    return _is_own(found[0]) or is_told_by_report(found[2])
 
 
 def nothing_ran(facts: Smoke) -> bool:

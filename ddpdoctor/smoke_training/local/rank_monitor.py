@@ -9,6 +9,7 @@ from typing import Any, Final
 from ddpdoctor.base.text import masked, signal_name
 from ddpdoctor.facts.burn_in import PaceWindow
 from ddpdoctor.facts.smoke import RENDEZVOUS, CollectiveCall, Stage, StageState
+from ddpdoctor.smoke_training.local.nccl_report import NcclReport
 from ddpdoctor.smoke_training.local.rank_progress import OutputTail, RankProgress, last_words
 from ddpdoctor.smoke_training.stages import BURN_IN
 from ddpdoctor.smoke_training.training_order import TrainingOrder
@@ -41,6 +42,7 @@ class RankMonitor:
         """Its version, once a rank has said it."""
         self.figures: list[Mapping[str, Any]] = []
         self.engine = OutputTail()
+        self.nccl_report = NcclReport()
         self.engine_pid = 0
         """0 until the engine can be asked for its stack."""
         self.server_pid = 0
@@ -211,6 +213,7 @@ class RankMonitor:
         if rank is None:
             self.engine.add_output(text)
         elif rank in self.ranks:
+            self.nccl_report.add_output(rank, text)
             self.ranks[rank].add_output(text)
 
     def note_disconnect(self, rank: int, now: float) -> None:

@@ -155,6 +155,7 @@ class RankRunner:
             python=self._python,
             folder=folder,
             leftovers=leftovers,
+            nccl_report=tuple(self.monitor.nccl_report.lines),
             burn_in=msgspec.structs.replace(
                 self._burn_in, stopped=self.monitor.stopped, batch=self.monitor.burn_in_batch
             ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -12,6 +12,7 @@ import msgspec
 from ddpdoctor.base.async_work import until_stopped
 from ddpdoctor.engine.redaction import redact_facts
 from ddpdoctor.facts.smoke import RankEnding, Scaling, Smoke
+from ddpdoctor.knowledge.nccl_diagnosis import SETTINGS
 from ddpdoctor.smoke_training.local.leftovers import merge_leftovers
 from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
 from ddpdoctor.smoke_training.local.rank_runner import RankRunner
@@ -34,7 +35,7 @@ def train(options: SmokeOptions, plan: SmokePlan, on_progress: Callable[[RankMon
     signals: list[int] = []
 
     async def run() -> Smoke:
-        runner = RankRunner(_order(options, plan), options.python, os.environ, on_progress)
+        runner = RankRunner(_order(options, plan), options.python, settings_of_ranks(plan, os.environ), on_progress)
 
         def end_early(number: int) -> bool:
             signals.append(number)
@@ -44,9 +45,18 @@ def train(options: SmokeOptions, plan: SmokePlan, on_progress: Callable[[RankMon
 
     facts = asyncio.run(run())
     told = msgspec.structs.replace(
-        facts, chosen=plan.chosen, gpus_passed_over=plan.gpus_passed_over, engine=options.engine
+        facts,
+        chosen=plan.chosen,
+        gpus_passed_over=plan.gpus_passed_over,
+        nccl_diagnosis=plan.nccl_diagnosis,
+        engine=options.engine,
     )
     return Trained(redact_facts(told), next(iter(signals), 0))
+
+
+def settings_of_ranks(plan: SmokePlan, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment that training would inherit, with NCCL's own diagnosis switched on where that is planned."""
+    return {**environ, **(SETTINGS if plan.diagnoses else {})}
 
 
 def measure_scaling(

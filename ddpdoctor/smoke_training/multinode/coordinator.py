@@ -16,7 +16,7 @@ from ddpdoctor.engine.sanitize_facts import is_version
 from ddpdoctor.facts.burn_in import MAX_ERROR_LINES, MAX_WATCHED_GPUS, MAX_WINDOWS, BurnIn, HostWatch
 from ddpdoctor.facts.fleet import Passed
 from ddpdoctor.facts.meeting import Meeting
-from ddpdoctor.facts.smoke import Leftovers, RankEnding, RankRun, Smoke, Stage, StageState
+from ddpdoctor.facts.smoke import SWITCHED_ON, Leftovers, RankEnding, RankRun, Smoke, Stage, StageState
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.facts.visible import visible_gpus
 from ddpdoctor.knowledge.launchers import current_launch
@@ -189,6 +189,7 @@ class TrainingCoordinator:
                 seconds=self._options.seconds,
                 import_seconds=self._options.import_seconds,
                 duration=self._options.duration,
+                diagnoses=self._diagnosis(plans, backend) == SWITCHED_ON,
             )
             first += plans[rank].nproc
         return orders
@@ -241,8 +242,17 @@ class TrainingCoordinator:
             torch=next((answer.torch for answer in done.values() if is_version(answer.torch)), ""),
             python=self._options.python,
             folder=self._folders(done),
+            nccl_diagnosis=self._diagnosis(plans, backend),
+            nccl_report=next((answer.nccl_report for answer in done.values() if answer.nccl_report), ()),
             burn_in=self._burn_in(done),
         )
+
+    def _diagnosis(self, plans: Mapping[int, SmokePlan], backend: str) -> str:
+        """Switch NCCL's own diagnosis on, on all nodes or on none, since it compares such settings, too; or say why not."""
+        if backend != "nccl":
+            return ""
+        reasons = [(rank, plan.nccl_diagnosis) for rank, plan in plans.items() if not plan.diagnoses]
+        return clip(f"{self._host_of(reasons[0][0])}: {reasons[0][1]}", 300) if reasons else SWITCHED_ON
 
     def _burn_in(self, done: Mapping[int, TrainingDone]) -> BurnIn:
         """What the nodes say of it, and of their own hosts."""

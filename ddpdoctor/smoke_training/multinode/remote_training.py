@@ -11,10 +11,12 @@ import msgspec
 from ddpdoctor.engine.redaction import redact_facts
 from ddpdoctor.facts.smoke import Leftovers, RankRun, Smoke
 from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.knowledge.nccl_diagnosis import SETTINGS
 from ddpdoctor.network_check.protocol.bounded_lines import plain
 from ddpdoctor.network_check.protocol.messages import (
     MAX_LEFTOVERS,
     MAX_RANK_RUN_BYTES,
+    MAX_REPORT_LINES,
     Answer,
     OrderFailed,
     Train,
@@ -72,7 +74,8 @@ class RemoteTraining:
         self._order = order
         began = time.time()
         options = self._options
-        own = TrainingOrder(**msgspec.structs.asdict(order), launched=options.launched, fault=options.fault)
+        given = {name: value for name, value in msgspec.structs.asdict(order).items() if name != "diagnoses"}
+        own = TrainingOrder(**given, launched=options.launched, fault=options.fault)
         environ = self._settings(order)
         self._runner = RankRunner(own, options.python, environ, self._on_progress)
         facts = redact_facts(await self._runner.run())
@@ -83,6 +86,7 @@ class RemoteTraining:
             problem=facts.problem[:1000],
             folder=facts.folder[:500],
             leftovers=_few(facts.leftovers),
+            nccl_report=tuple(line[:1000] for line in facts.nccl_report[:MAX_REPORT_LINES]),
             burn_in=facts.burn_in,
         )
         self._own_part = msgspec.structs.replace(
@@ -145,8 +149,12 @@ class RemoteTraining:
         """The settings that a rank inherits. One that a launcher started finds its store by them: torchrun sets them, and for the
         other launchers they are what their training script would be told."""
         launched = self._options.launched
+        environ = dict(self._environ)
+        # Whatever is ordered, no setting of this node's user is overruled.
+        if order.diagnoses and plan_training(self._snapshot, None, order.backend).diagnoses:
+            environ |= SETTINGS
         if launched is None or self._options.store_running:
-            return dict(self._environ)
+            return environ
         added = {
             "RANK": launched.rank,
             "LOCAL_RANK": launched.local_rank,
@@ -154,7 +162,7 @@ class RemoteTraining:
             "MASTER_ADDR": order.master,
             "MASTER_PORT": order.port,
         }
-        return {**self._environ, **{name: str(value) for name, value in added.items()}}
+        return {**environ, **{name: str(value) for name, value in added.items()}}
 
 
 def _few(left: Leftovers) -> Leftovers:

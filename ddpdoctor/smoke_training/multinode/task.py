@@ -18,6 +18,7 @@ from ddpdoctor.network_check.node_session import NodeSession, PhaseCoordinator
 from ddpdoctor.network_check.protocol.order_limits import Master
 from ddpdoctor.network_check.results import ProgressListener
 from ddpdoctor.network_check.task import OrderHandler
+from ddpdoctor.smoke_training.analysis.nccl_report import judge_report
 from ddpdoctor.smoke_training.analysis.verdict import checks_of_plans
 from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
 from ddpdoctor.smoke_training.multinode.coordinator import TrainingCoordinator
@@ -85,10 +86,15 @@ class SmokeTask:
         families = JUDGED_FAMILIES if all(map(_went_well, snapshots)) else (*JUDGED_FAMILIES, FAMILY_AFTER_FAILURE)
         checks = [check for check in self.catalogue.checks if check.family in families]
         of_plans = [check for check in checks_of_plans(self.catalogue) if check not in checks]
-        return [
+        judged = [
             own_part(examine(snapshot, _ranks_here(snapshot), [*checks, *(of_plans if _has_a_plan(snapshot) else [])]))
             for snapshot in snapshots
         ]
+        # NCCL's report speaks of all ranks, so that it stands at node 0.
+        first = judged[0]
+        smoke = first.snapshot.smoke
+        reported = judge_report(smoke, self.catalogue) if isinstance(smoke, Smoke) else ()
+        return [msgspec.structs.replace(first, results=(*first.results, *reported)), *judged[1:]]
 
 
 def _has_a_plan(snapshot: Snapshot) -> bool:

@@ -15,6 +15,7 @@ from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.smoke import Smoke
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.facts.torch import Torch
@@ -323,3 +324,34 @@ def test_as_many_ranks_as_a_host_runs_can_be_started() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, tempfile.TemporaryFile() as one:
         socket.send_fds(ours, [b"x"], [one.fileno()] * (2 * MAX_RANKS_PER_HOST + 4))
+
+
+def with_nccl(snapshot: Snapshot, version: str, *settings: str) -> Snapshot:
+    environment = snapshot.environment
+    assert isinstance(environment, Environment)
+    chosen = tuple(Setting(name=name, value="0", origin="environment") for name in settings)
+    return msgspec.structs.replace(
+        snapshot,
+        nccl=Nccl(version=version),
+        environment=msgspec.structs.replace(environment, settings=(*environment.settings, *chosen)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("second", "diagnoses"),
+    [
+        (with_nccl(gpus(1), "2.31.1"), True),
+        (with_nccl(gpus(1), "2.27.5"), False),
+        (with_nccl(gpus(1), "2.31.1", "NCCL_RUN_DIAGNOSTICS"), False),
+        (gpus(1), False),
+        (cpu(1), False),
+    ],
+)
+def test_nccls_own_diagnosis_is_switched_on_everywhere_or_nowhere(second: Snapshot, diagnoses: bool) -> None:
+    """It compares the ranks' settings, its own among them."""
+    company = NodeSession(Nodes(2))  # type: ignore[arg-type]
+    company.snapshots = {0: with_nccl(gpus(0), "2.31.1"), 1: second}
+    company.members = [0, 1]
+    one = Trained(company, TERMS, catalogue(), master="n1", store_port=29500)
+    orders = one.make_orders(*one.plan_ranks())
+    assert [order.diagnoses for order in orders.values() if isinstance(order, Train)] == [diagnoses] * 2
