@@ -136,7 +136,7 @@ async def fetch_page(
         try:
             await within(seconds, _talk(connection, address, path, reading))
         except TimeoutError:
-            reading.cut = f"it did not come within {seconds:.0f} s"
+            reading.cut = f"it did not come within {seconds:.0f} s (it waits until every rank has started its part)"
         except OSError as error:
             reading.cut = f"the connection broke: {error.strerror or error}"
     return reading.page(time.monotonic() - began)

@@ -200,6 +200,7 @@ def _hang(
     hidden: Sequence[str],
 ) -> Hang:
     first, last = moments[0], moments[-1]
+    reachable = _reachable_hosts(moments)
     count = max(moment.ranks for moment in moments)
     recorded = tuple(one for rank in range(count) if (one := _recorded(rank, last)))
     refused = tuple(
@@ -214,7 +215,7 @@ def _hang(
         world_size=count,
         backend=_backends(recorded),
         groups=max((len(one.groups) for one in recorded), default=0),
-        ranks=tuple(_watched_rank(rank, moments, samples) for rank in range(count)),
+        ranks=tuple(_watched_rank(rank, moments, samples, reachable) for rank in range(count)),
         between=round(last.seconds - first.seconds, 3),
         recorded=recorded,
         dumps=f"calls of {ranks_named(one.rank for one in recorded)}" if recorded else "they hold no calls",
@@ -228,17 +229,18 @@ def _backends(recorded: Iterable[Recorded]) -> str:
     return " and ".join(sorted({name.partition(":")[0] for name in names if ":" in name}, reverse=True)[:4])
 
 
-def _watched_rank(rank: int, moments: Sequence[ServedMoment], samples: Sequence[Page[Told[ToldStack]]]) -> WatchedRank:
+def _watched_rank(
+    rank: int,
+    moments: Sequence[ServedMoment],
+    samples: Sequence[Page[Told[ToldStack]]],
+    reachable: frozenset[str],
+) -> WatchedRank:
     last = moments[-1]
-    words = [told for moment in moments for told in moment.words_of(rank)]
-    host = next((told.host for told in words if told.host), "")
+    host = next((told.host for moment in moments for told in moment.words_of(rank) if told.host), "")
     own = list(last.words_of(rank))
-    if own and all(told.refuses for told in own):
-        return WatchedRank(
-            rank=rank,
-            host=host,
-            gone=f"nothing listens any more at {own[0].listens or 'its address'}, where it answered",
-        )
+    if own and all(told.refuses for told in own) and host in reachable:
+        listened = own[0].listens or "its address"
+        return WatchedRank(rank=rank, host=host, gone=f"nothing listens at {listened} any more, and its host answers")
     told = _of(last.counters, rank)
     active = [
         name.removeprefix(COUNTER_PREFIX)
@@ -246,6 +248,12 @@ def _watched_rank(rank: int, moments: Sequence[ServedMoment], samples: Sequence[
         if counter.active_count > 0
     ]
     return WatchedRank(rank=rank, host=host, watched=_watched(rank, moments, samples), counters=tuple(active[:8]))
+
+
+def _reachable_hosts(moments: Iterable[ServedMoment]) -> frozenset[str]:
+    """Name the hosts of which any rank has answered: a firewall between hosts refuses all of one."""
+    pages = (page for moment in moments for page in moment.pages)
+    return frozenset(told.host for page in pages for told in page.by_rank.values() if told.status == OK and told.host)
 
 
 def _watched(rank: int, moments: Sequence[ServedMoment], samples: Sequence[Page[Told[ToldStack]]]) -> Watched:
@@ -281,6 +289,8 @@ def _why_no_stack(rank: int, moment: ServedMoment) -> str:
         if any(other.status == OK for other in moment.words_of(rank)):
             return "its process answers and its Python doesn't: some native code keeps Python's lock (the GIL)"
         return "it gave the debug server no answer in time: it is stopped, or not to be reached"
+    if told.refuses:
+        return f"nothing listens at {told.listens or 'its address'}: its process has ended, or a firewall stands in between"
     if told.status == NO_CONNECTION:
         return f"the debug server has no connection to it ({told.said})"
     if told.status == TOO_LONG:

@@ -139,11 +139,26 @@ def test_stacks_are_asked_for_in_between() -> None:
 
 
 def test_a_rank_where_nobody_listens_any_more_is_gone() -> None:
-    pages = job(ranks(IN_ALL_REDUCE, GONE), ranks(WAITING, GONE), counted=ranks("{}", GONE), hosts=["node0", "node1"])
+    answers = [IN_ALL_REDUCE, GONE, IN_ALL_REDUCE]
+    pages = job(
+        ranks(*answers),
+        ranks(WAITING, GONE, WAITING),
+        counted=ranks("{}", GONE, "{}"),
+        hosts=["node0", "node1", "node1"],
+    )
     examination = seen(pages)
     assert found(examination) == [("peer-rank-crashed", FAIL)]
     assert "rank 1 (node1) is gone" in only(examination).summary
-    assert "nothing listens any more at node1:40001" in text(examination)
+    assert "nothing listens at node1:40001 any more, and its host answers" in text(examination)
+
+
+def test_a_host_of_which_nobody_is_reached_may_be_behind_a_firewall() -> None:
+    """It may train on by another interface: nobody is called dead."""
+    pages = job(ranks(IN_ALL_REDUCE, GONE), ranks(WAITING, GONE), counted=ranks("{}", GONE), hosts=["node0", "node1"])
+    examination = seen(pages)
+    assert found(examination) == [("rank-fell-behind", WARN)]
+    assert "is gone" not in text(examination)
+    assert "its process has ended, or a firewall stands in between" in text(examination)
 
 
 def test_a_rank_that_can_not_be_reached_is_not_called_gone() -> None:
