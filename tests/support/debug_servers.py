@@ -116,4 +116,6 @@ def serving(talk: Talk) -> Iterator[int]:
     try:
         yield listener.getsockname()[1]
     finally:
+        # Closed alone, it would still be there for who waits in accept().
+        listener.shutdown(socket.SHUT_RDWR)
         listener.close()
