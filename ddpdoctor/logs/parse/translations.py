@@ -73,8 +73,8 @@ _SIGNAL: Final = rf"(?P<signal>{_any(tuple(word for words in _SIGNALS.values() f
 _CORE: Final = rf"(?P<dumped>{_any(_DUMPED)})"
 _LINE: Final = re.compile(r"(?P<script>\S+?)\s?: (?:第 ?|行 ?|Zeile |ligne )?(?P<number>\d{1,9})(?: ?行)?\s?[:：] ?")
 """The same, with the script: in front of the number or behind it stands the word for a line."""
-_PROCESS: Final = re.compile(rf"\s*(?P<pid>\d{{1,9}}) {_SIGNAL}(?P<gap>\s*){_CORE}?\s*(?=\S)")
-_ALONE: Final = re.compile(rf"{_SIGNAL}\s*{_CORE}?\s*$")
+_PROCESS: Final = re.compile(rf"\s*(?P<pid>\d{{1,9}}) {_SIGNAL}\s*(?:{_CORE}\s*)?(?=\S)")
+_ALONE: Final = re.compile(rf"{_SIGNAL}\s*(?:{_CORE}\s*)?$")
 _ERROR: Final = re.compile(
     rf"\s?[:：] ?(?P<error>{_any(tuple(word for words in _ERRORS.values() for word in words))})\.?\s*$"
 )
