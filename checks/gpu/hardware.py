@@ -9,8 +9,10 @@ from typing import Final
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Owner, Severity
 from ddpdoctor.base.text import ago, capital, listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known, known_or
+from ddpdoctor.engine.log_traits import LogTraits, Particulars
 from ddpdoctor.engine.registry import check, leave_untested, requires
 from ddpdoctor.facts.gpus import Gpu, Gpus
+from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.facts.snapshot import Container, Driver, KernelLog, Machine, Pci
 from ddpdoctor.knowledge.nvidia import NO_GPU, bus_gpus, called, nvidia_gpus, own_gpus, without
 from ddpdoctor.knowledge.privileges import by_root, on_the_host
@@ -115,7 +117,22 @@ def gpu_ecc_error(gpus: Gpus, container: Maybe[Container]) -> Iterator[Finding]:
     requires(counted_by, "these GPUs have no ECC memory, or it is off")
 
 
-@check("gpu-fell-off-bus", severity=FAIL, owner=Owner.NODE)
+def _of_intel(seen: Sequence[SignMatch], log: Log) -> Particulars:
+    """Of an Intel GPU other reasons are told, and other commands."""
+    if not any("_RESULT_ERROR_DEVICE_LOST" in match.line.text for match in seen):
+        return Particulars()
+    return Particulars(
+        summary="A GPU was given up as lost by Intel's driver",
+        fixes=(
+            Fix("See what the kernel's driver says of it", ("sudo dmesg -T | grep -iE '\\b(xe|i915)\\b'",)),
+            Fix("See whether the GPU is still there", ("xpu-smi discovery",)),
+            Fix("If it hung as the memory ran out, take a smaller batch; else update the driver"),
+        ),
+        cause="It hung, and the driver reset it, as also happens where more memory is asked for than there is; or it is gone from the bus.",
+    )
+
+
+@check("gpu-fell-off-bus", severity=FAIL, owner=Owner.NODE, log=LogTraits(particulars=_of_intel))
 def gpu_fell_off_bus(
     gpus: Maybe[Gpus], pci: Maybe[Pci], driver: Maybe[Driver], kernel_log: Maybe[KernelLog], container: Maybe[Container]
 ) -> Iterator[Finding]:

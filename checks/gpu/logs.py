@@ -108,3 +108,30 @@ def amd_gpu_reset(log: Log, seen: Sequence[SignMatch]) -> Finding:
         Fix("Read what the kernel says before it", ("sudo dmesg -T | grep -i -B20 'amdgpu.*reset'",)),
         Fix("See the GPU's errors, heat and firmware", ("rocm-smi --showrasinfo --showtemp --showfwinfo",)),
     )
+
+
+@log_check("hpu-not-acquired", severity=FAIL, owner=Owner.UNKNOWN, of_rank=True)
+def hpu_not_acquired(log: Log, seen: Sequence[SignMatch]) -> Finding:
+    """A process could not take a Gaudi card for itself.
+
+    ## What breaks
+    The rank ends as it first uses the card, with "Device acquire failed"; the others wait for it.
+
+    ## Why
+    A card belongs to one process at a time: another job, or a process that an earlier run left behind, holds it. Or there are more ranks than
+    free cards; or the container was started without them; or driver and firmware don't go with this release of the software.
+
+    ## Fix
+    See who holds the cards by `hl-smi`, and start as many ranks as there are free ones. A container needs `--runtime=habana -e
+    HABANA_VISIBLE_DEVICES=all`.
+    """
+    return Finding.of(
+        "A Gaudi card could not be taken",
+        Fix(
+            "See who holds the cards, and whether all of them are there", ("hl-smi", "sudo fuser -v /dev/accel/accel*")
+        ),
+        Fix(
+            "Start as many ranks as there are free cards; a container needs them, too",
+            ("docker run --runtime=habana -e HABANA_VISIBLE_DEVICES=all ...",),
+        ),
+    )
