@@ -66,3 +66,40 @@ def _tensor_not_on_device(seen: Sequence[SignMatch]) -> Finding:
         if any(match.sign == NO_CPU_YET for match in seen)
         else Fix('Or give the group a backend for the CPU, too: dist.init_process_group("cpu:gloo,cuda:nccl")'),
     )
+
+
+BACKENDS: Final = {
+    "cuda": ('dist.init_process_group("cpu:gloo,cuda:nccl")',),
+    "xpu": (
+        'dist.init_process_group("xccl")   # torch 2.8 and later',
+        'import oneccl_bindings_for_pytorch   # before: and the backend "ccl"',
+    ),
+    "npu": ("import torch_npu", 'dist.init_process_group("hccl")'),
+    "hpu": ("import habana_frameworks.torch.distributed.hccl", 'dist.init_process_group("hccl")'),
+}
+"""Kinds of devices, and what gives a process group a backend for them."""
+
+
+@log_check("no-backend-for-device", severity=FAIL, owner=Owner.USER, of_rank=True)
+def no_backend_for_device(log: Log, seen: Sequence[SignMatch]) -> Finding:
+    """A collective got a tensor on a device for which the process group has no backend.
+
+    ## What breaks
+    The first collective with such a tensor ends with "No backend type associated with device type xpu" (or cuda, npu, hpu).
+
+    ## Why
+    A process group knows a backend for each kind of device: NCCL for CUDA and ROCm, XCCL or oneCCL for Intel's GPUs, HCCL for Ascend's
+    and Habana's. The group was made with another one alone, or before the package that brings the backend was imported.
+
+    ## Fix
+    Make the group with the backend of that device, on all ranks, and import the package that brings it before: `torch_npu`,
+    `habana_frameworks.torch.distributed.hccl`, `oneccl_bindings_for_pytorch` (Intel, before torch 2.8; later `xccl` is torch's own).
+    """
+    device = word(seen, "device")
+    return Finding.of(
+        f"A collective was given a tensor on a device of type {device}, for which the process group has no backend",
+        Fix(
+            "Make the group with a backend for it, on all ranks, after the import of what brings it",
+            BACKENDS.get(device, ()),
+        ),
+    )

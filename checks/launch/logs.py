@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 from ddpdoctor.base.findings import FAIL, Finding, Fix, Owner
@@ -33,6 +34,67 @@ def local_rank_arg_mismatch(log: Log, seen: Sequence[SignMatch]) -> Finding:
         f"The script doesn't know {argument}, which {'deepspeed' if deepspeed else 'torch.distributed.launch'} adds",
         Fix(f'Read it from the environment, and start with {start}: local_rank = int(os.environ["LOCAL_RANK"])'),
         Fix('Or declare both spellings: parser.add_argument("--local-rank", "--local_rank", type=int, default=0)'),
+    )
+
+
+@log_check("ssh-login-failed", severity=FAIL, owner=Owner.UNKNOWN)
+def ssh_login_failed(log: Log, seen: Sequence[SignMatch]) -> Finding:
+    """The launcher can't log in to another node by ssh.
+
+    ## What breaks
+    Launchers that go to the other nodes by ssh (DeepSpeed, Open MPI, pdsh, Horovod) start nothing there, and end or wait.
+
+    ## Why
+    They log in without anybody at the keyboard: a password, a host key that nobody has confirmed, another user or port, a node that doesn't
+    run sshd, as most containers, or a name that doesn't resolve, each ends it.
+
+    ## Fix
+    Make `ssh -o BatchMode=yes NODE hostname` work from the node that launches, as the user who launches: a key without a passphrase, or
+    an agent, and each node's host key in `known_hosts`. In a cluster with a scheduler start by it (`srun`, `deepspeed --launcher slurm`,
+    `torchrun` on each node), which needs no ssh.
+    """
+    host = word(seen, "host")
+    node = shlex.quote(host or "NODE")
+    return Finding.of(
+        f"The launcher can't log in to {host or 'another node'} by ssh",
+        Fix(
+            "Log in as the launcher does, from its node and as its user, and see what it says",
+            (f"ssh -v -o BatchMode=yes {node} hostname",),
+        ),
+        Fix(
+            "If it asks for a password, give the node your key; if it asks whether to trust the host, say so once",
+            (f"ssh-copy-id {node}",),
+        ),
+        Fix("Or start without ssh: by srun, or by torchrun on each node"),
+    )
+
+
+@log_check("wandb-unusable", severity=FAIL, owner=Owner.USER)
+def wandb_unusable(log: Log, seen: Sequence[SignMatch]) -> Finding:
+    """Weights & Biases can't be used where the run is.
+
+    ## What breaks
+    `wandb.init()` raises in the rank that calls it, or waits for minutes and raises then; the other ranks wait for that one.
+
+    ## Why
+    A job has no terminal at which wandb could ask for the key; nodes often have no way to its server; and its service process may not come up
+    where threads, memory or the temporary folder run out.
+
+    ## Fix
+    `export WANDB_MODE=offline` in the job, and `wandb sync` later, or `WANDB_MODE=disabled`. With a way to the server: `wandb login` once
+    before the job, on a file system that the node sees, or `WANDB_API_KEY`. Call `wandb.init()` in rank 0 alone.
+    """
+    no_key = any("api_key" in match.sign for match in seen)
+    return Finding.of(
+        "Weights & Biases has no API key, and a job has no terminal to ask for it"
+        if no_key
+        else "Weights & Biases can't reach its server, or its own process",
+        Fix("Log in before the job, where its home folder is the same", ("wandb login",)) if no_key else None,
+        Fix(
+            "Let it write to disk alone, and upload that later",
+            ("export WANDB_MODE=offline", "wandb sync wandb/offline-run-*"),
+        ),
+        Fix("Or let it do nothing", ("export WANDB_MODE=disabled",)),
     )
 
 

@@ -32,11 +32,9 @@ _SURVEYORS: Final = r"nvidia-smi|rocm-smi|hostname|ldconfig|which|where"
 _TOOLS: Final = rf"{_BUILDERS}|{_SURVEYORS}|git|pip|ffmpeg|curl|wget|tar|unzip|cp|mv|rm|mkdir"
 _FAILED: Final = r"""Command ['"](?:\[['"])?(?:\S*[/\\])?"""
 """What stands before the program in subprocess's words, with and without a shell."""
-_OF_A_LOOK: Final = r"ssh .{1,300} hostname\b"
-"""By which DeepSpeed's launcher looks whether it can log in to a host."""
-OF_A_TOOL: Final = rf"{_FAILED}(?:(?:{_TOOLS})(?![\w.+-])|{_OF_A_LOOK})"
+OF_A_TOOL: Final = rf"{_FAILED}(?:{_TOOLS})(?![\w.+-])"
 """The start of what CalledProcessError says of a program that is no rank: its failure is its caller's own."""
-_OF_THE_MACHINE: Final = compile_lazily(rf"{_FAILED}(?:(?:{_BUILDERS}|{_SURVEYORS})(?![\w.+-])|{_OF_A_LOOK})")
+_OF_THE_MACHINE: Final = compile_lazily(rf"{_FAILED}(?:{_BUILDERS}|{_SURVEYORS})(?![\w.+-])")
 """Of those, the ones whose failure no line of the script explains."""
 
 OF_A_CHILD: Final = (
@@ -44,6 +42,8 @@ OF_A_CHILD: Final = (
     r" exited with (?:(?:a )?(?:non-zero|return|exit|error) )+(?:status|code):? (?P<code>-?[1-9]\d{0,3})\b"
 )
 """How a script that starts others tells of one that failed."""
+
+_HOROVODS: Final = "Horovod detected that one or more processes exited"
 
 _OF_PIP: Final = ("pip._internal.", "pip._vendor.")
 """Exceptions of pip's own, by which a package could not be had or built: no mistake in a script."""
@@ -72,10 +72,14 @@ _OF_LIBRARIES: Final = compile_lazily(
     r"|Failed to find C compiler|.*No working C\+\+ compiler found|numpy\.dtype size changed|numpy\.core\.multiarray failed"
     r"|oneCCL: |\S+ backend failed\b|Native API failed\b|(?:\[Rank:\d+\] )?FATAL ERROR :: MODULE:|synStatus=|Graph compile failed\b"
     r"|Collective call returned error|Bad StatusOr access: |(?:RESOURCE_EXHAUSTED|INTERNAL|UNAVAILABLE|ABORTED): "
+    r"|\((?:Fatal|PreconditionNotMet|Unavailable|ResourceExhausted|External|Unimplemented|ExecutionTimeout)\) "
+    r"|\S{1,200}/ccsrc/\S{1,200}\.cc:\d+ |XLA:[A-Z]+ "
+    r"|Ascend collective communication initialization failed|Device \d+ call rt\w+ failed"
     r"|Numpy is not available|Error building extension '|cublas runtime error"
     r"|The current installed version of \S+ \([\d.]+\) is less than the minimum)"
 )
-"""Words of a library about itself and the machine: no mistake that a script's line shows."""
+"""Words of a library about itself and the machine: no mistake that a script's line shows. Among them the kinds of Paddle's errors, the places
+of MindSpore's, and the statuses of XLA."""
 
 
 _REINSTALL: Final = compile_lazily(r"\b[Rr]e-?install(?:ing)?\b")
@@ -127,6 +131,8 @@ def is_of_launcher(raised: LoggedException) -> bool:
     if is_cut(raised):
         return any(_LAUNCHES.search(with_slashes(frame.path)) for frame in raised.frames)
     spawns = raised.exception == "Exception" and _innermost(raised).endswith(_SPAWN)
+    if raised.message.startswith(_HOROVODS):
+        return True
     tells_exit = raised.exception in ("RuntimeError", "OSError") and bool(re.match(OF_A_CHILD, raised.message))
     kind = short_name(raised.exception)
     return spawns or tells_exit or (kind in OF_LAUNCHERS and not is_of_a_tool(raised))

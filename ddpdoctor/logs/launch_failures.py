@@ -21,19 +21,6 @@ GIVES_UP: Final = (
     "execvp error on file ",
 )
 """Open MPI 3 to 5, whose daemons are ORTE's and later PRTE's, and MPICH end the whole run with these words."""
-SSH_FAILURES: Final = (
-    "ssh: connect to host ",
-    "ssh: Could not resolve hostname ",
-    "Permission denied (publickey",
-    "Permission denied (password",
-    "Permission denied (gssapi",
-    "Permission denied (keyboard-interactive",
-    "Permission denied (hostbased",
-    "Host key verification failed",
-    "kex_exchange_identification: ",
-    "ssh exited with exit code ",
-)
-"""OpenSSH's own, and pdsh's of it: a launcher may try again."""
 BESIDE_GIVING_UP: Final = ("ORTE_ERROR_LOG: ", "PRTE ERROR: ", "Remote daemon: ")
 """What Open MPI writes before or behind that it gives up: where in it, and which node."""
 STARTS_AGAIN: Final = "Worker group FAILED. "
@@ -46,7 +33,6 @@ REQUEUED: Final = compile_lazily(r"DUE TO (?:JOB REQUEUE|NODE FAILURE|PREEMPTION
 """Slurm's reasons for which it may start a job again, whose output goes to the same file with --open-mode=append."""
 _ATTEMPT: Final = compile_lazily(r"(?:^|[/_-])attempt_(\d+)(?:/|$)")
 _GIVES_UP: Final = compile_lazily("|".join(map(re.escape, GIVES_UP)))
-_OF_SSH: Final = compile_lazily("|".join(map(re.escape, SSH_FAILURES)) + r"|not reachable via ssh")
 
 
 def gives_up(text: str) -> bool:
@@ -54,14 +40,9 @@ def gives_up(text: str) -> bool:
     return bool(_GIVES_UP.search(text))
 
 
-def is_of_ssh(text: str) -> bool:
-    """Whether another node can't be entered."""
-    return bool(_OF_SSH.search(text))
-
-
 def is_of_launching(text: str) -> bool:
     """Whether the line is about the processes' start, before any rank could say something."""
-    return gives_up(text) or is_of_ssh(text) or any(word in text for word in BESIDE_GIVING_UP)
+    return gives_up(text) or any(word in text for word in BESIDE_GIVING_UP)
 
 
 def attempt_of_file(name: str) -> int | None:

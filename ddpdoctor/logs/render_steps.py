@@ -17,7 +17,7 @@ from ddpdoctor.logs.analyze.related_lines import nccl_may_say_more
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome
 from ddpdoctor.logs.diagnosis import LogJudgement
 from ddpdoctor.logs.exceptions import is_of_parent
-from ddpdoctor.logs.launch_failures import is_of_launching, is_of_ssh
+from ddpdoctor.logs.launch_failures import is_of_launching
 from ddpdoctor.logs.render_words import first_words, more
 
 _KILLED: Final = re.compile(r"(?:\S+: )?Killed\b")
@@ -65,8 +65,7 @@ def _of_the_unknown(judgement: LogJudgement, there: str) -> tuple[Fix, ...]:
     words = first_words(verdict)
     texts = [words, *(log_line.text for log_line in more(judgement))]
     if any(map(is_of_launching, texts)):
-        by_hand = "Enter that node by hand, as the launcher does: without a password, and with the same user and port"
-        return (Fix(by_hand, ("ssh -o BatchMode=yes NODE hostname",)),) if any(map(is_of_ssh, texts)) else ()
+        return ()
     if absent := _not_found([words, *(error.text for error in judgement.log.errors)]):
         return absent
     steps = [_kernel_knows(judgement.catalogue)] if _was_killed(verdict) else []

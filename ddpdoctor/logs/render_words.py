@@ -117,6 +117,8 @@ def _told(judgement: LogJudgement) -> str:
             for log_line in more(judgement)[:1]
             if not gives_up(log_line.text)
         )
+        if verdict.raised and is_cut(verdict.raised) and verdict.said:
+            adds = f"; before that it says: {clip(quoted(verdict.said[-1].text))}"
         return f"{who_first(log, verdict)}: {clip(first_words(verdict))}{adds}; no sign that is known here says why"
     if verdict.outcome is RunOutcome.USER_ERROR and verdict.raised:
         perhaps = "" if all(opinion.suspect.sure for opinion in judgement.opinions[:1]) else "perhaps "

@@ -12,7 +12,10 @@ from ddpdoctor.logs.launch_failures import is_of_launching
 MAX_LINES_BEHIND: Final = 12
 """Lines of the file."""
 MAX_LINES: Final = 2
-_OF_NCCL: Final = re.compile(r"NCCL error|unhandled (?:cuda|system) error|nccl[A-Za-z]{1,40}Error")
+_OF_NCCL: Final = re.compile(
+    r"NCCL error|unhandled (?:cuda|system) error|nccl[A-Za-z]{1,40}Error|Ascend collective communication|call hccl api failed"
+)
+"""What says in general that NCCL, or Ascend's HCCL, failed: which error it was stands on other lines."""
 _GENERAL: Final = re.compile(r"\s*nccl\w+: |.*NCCL error")
 """Only which kind of error it is."""
 _WARNS: Final = "NCCL WARN"

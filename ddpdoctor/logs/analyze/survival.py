@@ -13,6 +13,7 @@ from ddpdoctor.logs.analyze.illness_traits import is_grave
 from ddpdoctor.logs.analyze.timeline import Timeline
 from ddpdoctor.logs.exceptions import ENDS_NOTHING, INFORMS, LEVEL, LOGGED, NAMED, is_bare, short_name
 from ddpdoctor.logs.launch_failures import STARTS_AGAIN, gives_up
+from ddpdoctor.logs.parse.error_words import ERROR_WORDS, speaks_of_error
 from ddpdoctor.logs.parse.exits import ANYBODY, RAY_TRAIN
 
 WENT_ON: Final = 3
@@ -140,6 +141,8 @@ def merely_said(error: LogLine, course: Timeline) -> bool:
     ):
         return False
     last = course.last.get(error.rank)
+    if last is not None and any(word in last.text and speaks_of_error(last.text, word) for word in ERROR_WORDS):
+        return False
     latest = max(line.number for line in course.log.errors if (line.file, line.rank) == (error.file, error.rank))
     return last is not None and last.file == error.file and last.number - latest > WENT_ON
 

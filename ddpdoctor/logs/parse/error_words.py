@@ -9,7 +9,7 @@ from itertools import islice, product
 from typing import Final
 
 from ddpdoctor.logs.exceptions import LAST_ERROR, LEVEL
-from ddpdoctor.logs.launch_failures import BESIDE_GIVING_UP, GIVES_UP, SSH_FAILURES, STARTS_AGAIN
+from ddpdoctor.logs.launch_failures import BESIDE_GIVING_UP, GIVES_UP, STARTS_AGAIN
 
 _GLOG_WORDS: Final = (*map("".join, product(("[E", "[F"), " 0123456789")), "torch/distributed/")
 """Severity and month, as torch's C++ writes them, and the module, as its Python does: what the rest of such a line is like, `_GLOG` knows."""
@@ -19,6 +19,8 @@ _FATAL_OF_GLOG: Final = "*** Check failure stack trace: ***"
 """Below the message with which glog and Abseil end their process."""
 _IN_A_SCRIPT: Final = ": line "
 """Where a shell is in a script, of which something could not be done."""
+_OF_ASCEND: Final = ("EI00", "EJ00", ": Inner Error!", " failed, runtime result = ")
+"""Codes of Ascend's HCCL, of what starts it, and of whatever else that has no code of its own."""
 _NAMES: Final = ("Error:", "Exception:")
 _OF_MAKE: Final = ": *** "
 _CUT_NAMES: Final = ("ror: ", "ption: ")
@@ -35,12 +37,14 @@ _LEVELS: Final = tuple(
 """As loggers write it that give each line fields."""
 ERROR_WORDS: Final = (
     *GIVES_UP,
-    *SSH_FAILURES,
     *BESIDE_GIVING_UP,
     STARTS_AGAIN,
     *_GLOG_WORDS,
     _FATAL_OF_ABSL,
     _FATAL_OF_GLOG,
+    *_OF_ASCEND,
+    "[error]",
+    "*** An error occurred in MPI_",
     "etcd.Etcd",
     "docker: Error response from daemon: ",
     "Primary job  terminated normally, but ",
@@ -123,6 +127,8 @@ def _pattern(word: str) -> re.Pattern[str]:
         return re.compile(rf"{word}\d+\.\d+ +\d+ [\w./-]+:\d+\] ")
     if word == LAST_ERROR:
         return re.compile(rf"{LAST_ERROR}\s*$")
+    if word in _OF_ASCEND:
+        return re.compile(r"(?<!\S)E[A-Z0-9]\d{4}: ")
     if word in _NAMES:
         return re.compile(rf"{word}(?= ){_NO_FIGURE}|{_NAME_ALONE.pattern}")
     if word == _OF_MAKE:

@@ -79,6 +79,7 @@ _SAID: Final = {
         (" TERMINATED WITH THE EXIT STRING: ", r"APPLICATION TERMINATED WITH THE EXIT STRING: (?:(?!APPLICATION TERM).)*\(signal {number}\)"),
         ("KILLED BY SIGNAL: ", r"^=\s+KILLED BY SIGNAL: {number} \("),
     ),
+    "horovodrun": ((" exit with status code ", r"^Process {rank} exit with status code {failure}\.$"),),
     "UCX": ((" Caught signal ", r"^\[?{host}:{pid} ?:\d+(?::\d+)?\] Caught signal {number} \("),),
     LIGHTNING: ((" terminated with code ", r"Child process with PID {pid} terminated with code {code}\. Forcefully"),),
     "composer": ((" crashed with exit code ", r"\bRank {rank} crashed with exit code {failure}\."),),

@@ -16,6 +16,9 @@ _FIELD: Final = re.compile(r"\s+(?:time|host|rank|exitcode|error_file|traceback|
 _FRAME: Final = re.compile(r'\s*File "(?P<path>[^"]{1,4096})", line (?P<line>\d{1,9})(?:, in (?P<function>.*))?$')
 _EXCEPTION: Final = re.compile(r"(?!nccl[A-Z])(?P<name>[A-Za-z_][\w.]*(?:\.<locals>\.\w+)*)(?:: ?(?P<message>.*))?$")
 """Not NCCL's own name of an error, which torch writes below its exception."""
+_IN_JSON: Final = re.compile(
+    r'\s+"message": "(?P<name>(?:[A-Za-z_]\w*\.)*\w+(?:Error|Exception)): (?P<message>.*?)",?$'
+)
 _MARKS: Final = re.compile(r"^(?:  )*[+|]-*(?: |$)")
 """What an exception group puts before its lines."""
 _BOX: Final = ("╭", "│", "╰")
@@ -147,10 +150,12 @@ class Assembler:
 
 
 def bare(line: LogLine) -> LoggedException | None:
-    """Return the exception of torchrun, of whose traceback nothing is in the log."""
-    found = _EXCEPTION.match(line.text)
-    if not found or not found["name"].endswith("ChildFailedError"):
-        return None
+    """Return the exception of torchrun, of whose traceback nothing is in the log; or that of a rank, which torch's error handler logs as JSON."""
+    found = _IN_JSON.match(line.text)
+    if found is None:
+        found = _EXCEPTION.match(line.text)
+        if not found or not found["name"].endswith("ChildFailedError"):
+            return None
     return LoggedException(exception=found["name"], message=(found["message"] or "").strip(), line=line, began=line)
 
 

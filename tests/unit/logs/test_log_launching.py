@@ -14,12 +14,6 @@ BLOCK = "\n\n* why that may be\n  and more of it\n\n* or else\n  something else\
 @pytest.mark.parametrize(
     ("before", "text"),
     [
-        ("", "ssh: connect to host node7 port 22: Connection refused"),
-        ("", "ssh: Could not resolve hostname node7: Name or service not known"),
-        ("node7: Permission denied, please try again.\n", "ada@node7: Permission denied (publickey,password)."),
-        ("", "pdsh@node0: node7: ssh exited with exit code 255"),
-        ("", "Host key verification failed."),
-        ("", "kex_exchange_identification: Connection closed by remote host"),
         (
             "",
             "[proxy:0:0@node0] HYDU_create_process (utils/launch/launch.c:75): execvp error on file trian (No such file or directory)",
@@ -67,8 +61,3 @@ def test_it_is_the_first_error(before: str, text: str) -> None:
 )
 def test_no_error_is_spoken_of(text: str) -> None:
     assert not read(text).errors
-
-
-def test_a_node_that_is_entered_at_the_second_try_is_no_failure() -> None:
-    text = "ssh: connect to host node7 port 22: Connection refused\n" + "".join(f"step {n}\n" for n in range(6))
-    assert verdict_of(read(text), catalogue()).outcome is RunOutcome.NOTHING
