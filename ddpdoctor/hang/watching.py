@@ -46,8 +46,24 @@ class WatchedMoment(msgspec.Struct, frozen=True, kw_only=True):
     """Why stacks could not be read."""
 
 
-async def watch(job: TrainingJob, processes: Processes, host: str, seconds: int, proc: Proc | None = None) -> Hang:
-    """Look at the ranks of a job on this host twice, so many seconds apart. proc: where the kernel's figures are read; None: /proc."""
+async def watch(
+    job: TrainingJob,
+    processes: Processes,
+    host: str,
+    seconds: int,
+    proc: Proc | None = None,
+    asleep: Collection[int] = (),
+) -> Hang:
+    """Look at the ranks of a job on this host twice, so many seconds apart.
+
+    Args:
+        job: whose ranks they are.
+        processes: of this host.
+        host: its name.
+        seconds: between the two looks; all the while stacks are read.
+        proc: where the kernel's figures are read; None: /proc.
+        asleep: pids of ranks that are known not to run, so that it is enough to read their stacks at both looks.
+    """
     proc = proc or Proc()
     placed = [(process.place.rank, process) for process in job.ranks if process.place is not None]
     workers = {process.pid: list(job.workers_of(process)) for _, process in placed}
@@ -55,7 +71,7 @@ async def watch(job: TrainingJob, processes: Processes, host: str, seconds: int,
     wanted = [process for _, rank in placed for process in (rank, *workers[rank.pid])]
     began = time.monotonic()
     first = await _look(wanted, proc, began)
-    sampled = await _between({process.pid for _, process in placed}, first, seconds)
+    sampled = await _between({process.pid for _, process in placed}, first, seconds, asleep)
     second = await _look(wanted, proc, began)
     ranks, missed = [], []
     for number, rank in placed:
@@ -131,12 +147,14 @@ def _with_stack(seen: ProcessGlance, spied: Spied, seconds: float) -> RankLook:
     )
 
 
-async def _between(ranks: Collection[int], first: WatchedMoment, seconds: int) -> dict[int, Watched]:
+async def _between(
+    ranks: Collection[int], first: WatchedMoment, seconds: int, asleep: Collection[int]
+) -> dict[int, Watched]:
     """Sample the stacks of ranks, and of those workers that have something to do."""
     wanted = [
         pid
         for pid, look in first.looks.items()
-        if look.frames and (pid in ranks or not is_worker_idle(Watched(pid=pid, looks=(look,))))
+        if look.frames and pid not in asleep and (pid in ranks or not is_worker_idle(Watched(pid=pid, looks=(look,))))
     ]
     began = time.monotonic()
     sampled = await sample(wanted, seconds) if wanted else {}

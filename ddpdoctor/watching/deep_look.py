@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 import msgspec
@@ -36,13 +36,16 @@ class DeepLook(msgspec.Struct, frozen=True, kw_only=True):
         return self.hang.rank(number)
 
 
-async def look_deeply(job: TrainingJob, processes: Processes, host: str, proc: Proc) -> DeepLook:
-    """Look at the ranks of a job, and at their DataLoader workers; none is held up."""
+async def look_deeply(
+    job: TrainingJob, processes: Processes, host: str, proc: Proc, asleep: Collection[int]
+) -> DeepLook:
+    """Look at the ranks of a job, and at their DataLoader workers; none is held up. asleep: pids of ranks that don't run, of which
+    two stacks are enough."""
     pids = [rank.pid for rank in job.ranks]
     workers = frozenset(worker.pid for rank in job.ranks for worker in job.workers_of(rank))
     began = time.monotonic()
     before, helpers_before = _count(job, proc), count_helpers(pids, workers, proc)
-    hang = await watch(job, processes, host, SECONDS, proc)
+    hang = await watch(job, processes, host, SECONDS, proc, asleep)
     after, helpers_after = _count(job, proc), count_helpers(pids, workers, proc)
     return DeepLook(
         began=began,

@@ -25,6 +25,9 @@ MIN_AGREEING: Final = 3
 """Deep looks that must find nothing that moves."""
 MIN_AGREEING_WITHOUT_SLEEP: Final = 5
 """The same where every rank runs all the while: all spin, or poll."""
+BURST_SECONDS: Final = 0.05
+"""Of a processor, that a main thread uses which had not run before: the work of a step. One that wakes up to look whether there is anything
+to do, and waits again, uses a hundredth of it."""
 SILENT_PART: Final = 6
 MIN_SILENT_SECONDS: Final = 5.0
 """If no main thread reads or writes for a sixth of the time of confirmation, all stacks are read once, however much they run."""
@@ -79,6 +82,7 @@ class JobTrack:
         self.moved = dict.fromkeys(ranks, began)
         """When each rank was last seen to move."""
         self._spoke = began
+        self._noted = began
         self._stacks = began
         """When stacks were last read."""
         self.first: DeepLook | None = None
@@ -105,14 +109,19 @@ class JobTrack:
             self._counters[rank] = latest
             if last is None:
                 continue
+            slept = self.last_ran[rank] < self._noted
             if latest.runs != last.runs:
                 self.last_ran[rank] = now
+            if slept and latest.main_cpu - last.main_cpu > BURST_SECONDS:
+                self.moved[rank] = now
+                self._start_anew()
             written = latest.main_bytes - last.main_bytes
             if written > 0:
                 self._spoke = now
             if written > MAIN_BYTES:
                 self.moved[rank] = now
                 self._start_anew()
+        self._noted = now
 
     @property
     def counters(self) -> Mapping[int, Counters]:
@@ -150,6 +159,10 @@ class JobTrack:
         if moved:
             self.moved = dict.fromkeys(self.ranks, now)
             self._start_anew()
+
+    def asleep(self, now: float) -> frozenset[int]:
+        """Pids of ranks whose main thread has not run for a while."""
+        return frozenset(self.ranks[rank] for rank, ran in self.last_ran.items() if now - ran >= self._limits.suspect)
 
     def note_deep(self, deep: DeepLook) -> None:
         """Note what a deep look found."""

@@ -166,7 +166,7 @@ def _in_between(pair: _Pair, slack: float) -> str:
     if pair.earlier is None or pair.pause <= 0.0:
         return ""
     before, first = pair.earlier.last, pair.now.looks[0]
-    rate = max(_wakes_per_second(pair.earlier), _wakes_per_second(pair.now))
+    rate = min(_wakes_per_second(pair.earlier), _wakes_per_second(pair.now))
     wakes = _wakes(before, first)
     if wakes > (2 * rate + slack) * pair.pause + (1 if rate or slack else 0):
         return f"its main thread woke up {wakes} times between two looks"

@@ -299,7 +299,8 @@ class Watch:
         if job is not None:
             watched.take(job, processes)
         still = track.stillness()
-        deep = await look_deeply(watched.job, watched.processes, self._host, self._proc)
+        asleep = track.asleep(time.monotonic())
+        deep = await look_deeply(watched.job, watched.processes, self._host, self._proc, asleep)
         track.note_deep(deep)
         if track.hanging and any(movement.why for movement in track.why.values()):
             track.hanging = False

@@ -22,7 +22,7 @@ from tests.support.other_users import User, python_for_all, shared_folder
 from tests.support.running_jobs import by_hand, wait_until
 from tests.support.watched_jobs import ALARM, FAULTS, play, training, wait_for, watch
 
-CONFIRM = 8
+CONFIRM = 6
 
 
 def lines_with(text: str, output: Path) -> list[str]:

@@ -142,7 +142,7 @@ def play(name: str, folder: Path, confirm: float, every: float) -> Played:
         watching = watch(job.pid, *options, output=output)
         try:
             wait_for(place / "fault", job)
-            until = time.monotonic() + 3 * confirm + 60
+            until = time.monotonic() + 3 * confirm + 120
             while time.monotonic() < until and ALARM not in output.read_text():
                 time.sleep(0.2)
         finally:

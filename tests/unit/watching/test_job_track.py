@@ -117,3 +117,25 @@ def test_one_that_runs_and_says_nothing_is_looked_at_seldom() -> None:
             looks += 1
             track.note_stacks(float(now), moved=True)
     assert 0 < looks <= 3600 / LIMITS.silent
+
+
+def test_a_step_that_sleeps_most_of_the_time_is_told_by_its_bursts() -> None:
+    """Sixty seconds a step, in one place for nearly all of them, and nothing is read or written."""
+    track = JobTrack(WatchLimits(confirm=120.0, every=5.0), 0.0, {0: 4000, 1: 4001})
+    for now in range(0, 3600, 5):
+        steps = now // 60
+        of_ranks = {number: counters(float(now), 7 + 3 * steps, cpu=1.0 + 0.4 * steps) for number in (0, 1)}
+        track.note(float(now), of_ranks)
+        if track.wants_deep_look(now):
+            by_pid = {4000 + number: found for number, found in of_ranks.items()}
+            looked = hang(rank(0, own("wait", 12)), rank(1, own("wait", 12)))
+            track.note_deep(DeepLook(began=float(now), ended=now + 2.0, hang=looked, before=by_pid, after=by_pid))
+            assert not track.hang_is_due()
+
+
+@pytest.mark.parametrize("every", [5, 20])
+def test_one_that_looks_now_and_then_whether_it_may_go_on_is_still(every: int) -> None:
+    played = Played(lambda _: rank(1, own("wait_for_file", 12)), runs=lambda now: 7 + round(now) // every)
+    found = played.until(1200.0)
+    assert found is not None
+    assert 600.0 <= found <= 700.0
