@@ -44,7 +44,9 @@ MAX_FILES: Final = 3
 MAX_FRAMES: Final = 4
 MAX_ENDS: Final = 2
 _WORD: Final = re.compile(r"[A-Z][a-z']*(?: |$)")
-_NAME: Final = re.compile(r"(?:Accelerate|Apex|Docker|Horovod|Hydra|Kubernetes|Lightning|Linux|Podman|Python|Slurm)\b")
+_NAME: Final = re.compile(
+    r"(?:Accelerate|Apex|Docker|Horovod|Hydra|Kubernetes|Lightning|Linux|Podman|Python|Slurm|Weights)\b"
+)
 _HOW: Final = {
     RunOutcome.EFFECTS_ONLY: "only what followed is told",
     RunOutcome.STOPPED: "it was ended from outside",
