@@ -82,7 +82,6 @@ _OF_LIBRARIES: Final = compile_lazily(
 of MindSpore's, and the statuses of XLA."""
 
 
-_NOT_IN_MODULE: Final = compile_lazily(r"cannot import name '[^']+' from '[^']+' \((?P<path>/[^()]+)\)$")
 _REINSTALL: Final = compile_lazily(r"\b[Rr]e-?install(?:ing)?\b")
 _IN_A_PACKAGE: Final = compile_lazily(r"/(?:site|dist)-packages/")
 """Where a package itself finds that it doesn't go with another one, the script isn't at fault."""
@@ -185,7 +184,7 @@ def is_ordinary(raised: LoggedException) -> bool:
     of_machine = is_of_a_tool(raised) and _OF_THE_MACHINE.match(raised.message)
     return not (
         is_cut(raised)
-        or (is_bare(raised) and not (is_mistake(raised) or _is_of_own_module(raised)))
+        or (is_bare(raised) and not is_mistake(raised))
         or is_within_launcher(raised)
         or _is_distributed(raised)
         or _OF_LIBRARIES.search(raised.message)
@@ -194,12 +193,6 @@ def is_ordinary(raised: LoggedException) -> bool:
         or raised.exception.startswith(_OF_PIP)
         or (_REINSTALL.search(raised.message) and _IN_A_PACKAGE.search(_innermost(raised)))
     )
-
-
-def _is_of_own_module(raised: LoggedException) -> bool:
-    """Whether a module of the script's own lacks a name that another one imports from it: Python says in which file."""
-    found = _NOT_IN_MODULE.match(raised.message)
-    return found is not None and not is_of_library(found["path"])
 
 
 def is_within_launcher(raised: LoggedException) -> bool:
