@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Owner, Severity
 from ddpdoctor.base.unknown import Maybe, Unknown, known, known_or
-from ddpdoctor.engine.registry import check, judged_apart, required, requires
+from ddpdoctor.engine.registry import Subject, check, judged_apart, required, requires
 from ddpdoctor.facts.fleet import Fleet, Node
 from ddpdoctor.facts.snapshot import Meeting, Packages, TargetPython
 from ddpdoctor.knowledge.evidence import told
@@ -36,7 +36,7 @@ def own_of_several(fleet: Fleet, meeting: Meeting) -> Node:
     return own
 
 
-@check("torch-version-mismatch", severity=WARN, owner=Owner.USER)
+@check("torch-version-mismatch", severity=WARN, owner=Owner.USER, judges=(Subject.JOB_FROM_WITHIN,))
 def torch_version_mismatch(
     fleet: Fleet, meeting: Meeting, target_python: Maybe[TargetPython], packages: Maybe[Packages]
 ) -> Iterator[Finding]:
@@ -261,7 +261,7 @@ def _other_driver(own: Node, fleet: Fleet) -> Iterator[Finding]:
     known(own.cuda)
 
 
-@check("nccl-version-mismatch", severity=FAIL, owner=Owner.USER)
+@check("nccl-version-mismatch", severity=FAIL, owner=Owner.USER, judges=(Subject.JOB_FROM_WITHIN,))
 def nccl_version_mismatch(
     fleet: Fleet, meeting: Meeting, target_python: Maybe[TargetPython], packages: Maybe[Packages]
 ) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import clip_middle, listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.checks.compare.releases import own_of_several
-from ddpdoctor.engine.registry import check
+from ddpdoctor.engine.registry import Subject, check
 from ddpdoctor.facts.fleet import Fleet, Node
 from ddpdoctor.facts.snapshot import Environment, Meeting, Rdma
 from ddpdoctor.knowledge.launchers import BACKEND, ENDPOINT
@@ -32,7 +32,7 @@ MAX_CLOCK_GROUPS = 4
 """Groups of nodes by their clocks that are shown."""
 
 
-@check("env-not-propagated", severity=WARN, owner=Owner.USER)
+@check("env-not-propagated", severity=WARN, owner=Owner.USER, judges=(Subject.JOB_FROM_WITHIN,))
 def env_not_propagated(
     fleet: Fleet, meeting: Meeting, environment: Maybe[Environment], rdma: Maybe[Rdma]
 ) -> Iterator[Finding]:

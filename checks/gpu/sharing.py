@@ -7,15 +7,16 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix, Owner
-from ddpdoctor.base.text import listed, plural, ranks_named
+from ddpdoctor.base.text import capital, listed, plural, ranks_named
 from ddpdoctor.base.unknown import Maybe, Unknown, known, known_or
 from ddpdoctor.engine.log_traits import Particulars
 from ddpdoctor.engine.registry import LogTraits, Subject, check, requires
 from ddpdoctor.facts.environment import value_of
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.facts.plan import Plan
+from ddpdoctor.facts.preflight import CURRENT_DEVICE, PreflightRank
 from ddpdoctor.facts.processes import Process, Processes
-from ddpdoctor.facts.snapshot import Environment, Gpus, Smoke, Torch
+from ddpdoctor.facts.snapshot import Environment, Gpus, Preflight, Smoke, Torch
 from ddpdoctor.facts.visible import VisibleGpu, selector, visible_gpus
 from ddpdoctor.knowledge.evidence import planned
 from ddpdoctor.knowledge.gpu_assignment import on_the_cpu, on_the_gpus, one_gpu_each, one_gpu_for_all
@@ -53,6 +54,7 @@ def _on_slices(seen: Sequence[SignMatch], log: Log) -> Particulars:
 
 _INVALID_USAGE: Final = "ncclInvalidUsage: "
 """How the words of torch's begin that two ranks on one GPU may be behind."""
+MAX_SHOWN_RANKS: Final = 8
 DUPLICATE_GPU: Final = "Duplicate GPU"
 LINES_TO_NCCLS_WORD: Final = 2
 """Lines to NCCL's own word."""
@@ -78,7 +80,7 @@ def _names_another_refusal(refused: SignMatch, log: Log) -> bool:
     owner=Owner.USER,
     log=LogTraits(refuted=_names_another_refusal, particulars=_on_slices),
     stands_for=(Oddity.SHARED_GPU, Oddity.OTHER_GPU),
-    judges=(Subject.RUNNING_JOB, Subject.TRAINING_PLAN),
+    judges=(Subject.RUNNING_JOB, Subject.TRAINING_PLAN, Subject.JOB_FROM_WITHIN),
 )
 def duplicate_gpu(
     gpus: Gpus,
@@ -87,6 +89,7 @@ def duplicate_gpu(
     torch: Maybe[Torch],
     smoke: Smoke,
     processes: Maybe[Processes],
+    preflight: Preflight,
 ) -> Iterator[Finding]:
     """Several ranks use the same GPU, or would.
 
@@ -102,6 +105,9 @@ def duplicate_gpu(
     At most as many ranks as GPUs (`torchrun --nproc-per-node=gpu`), and `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))`
     before anything else that touches CUDA. To try out several ranks without as many GPUs: the backend gloo on the CPU.
     """
+    if preflight.ranks:
+        yield from _from_within(preflight)
+        return
     if isinstance(processes, Processes):
         yield from _running(gpus, processes)
     if plan.nproc:
@@ -111,6 +117,36 @@ def duplicate_gpu(
         requires(own_jobs(known(processes)), NO_OWN_JOB)
     if own_jobs(known(processes)):
         require_known_holders(gpus.answering)
+
+
+def _from_within(preflight: Preflight) -> Iterator[Finding]:
+    """Findings on ranks that say themselves on which GPU they are, before they have used it together."""
+    requires(any(rank.gpu for rank in preflight.ranks), "no rank has a GPU yet")
+    holders: dict[tuple[str, str], list[PreflightRank]] = {}
+    for rank in preflight.ranks:
+        if rank.gpu:
+            holders.setdefault((rank.gpu, rank.gpu_scope), []).append(rank)
+    for ranks in holders.values():
+        if len(ranks) < 2:
+            continue
+        source = ranks[0].device_source
+        chosen = source != CURRENT_DEVICE
+        yield Finding.of(
+            f"{capital(ranks_named(rank.rank for rank in ranks))} on {ranks[0].host} are on the same GPU ({ranks[0].device})"
+            + ("" if chosen else " as things are"),
+            (
+                Evidence(f"rank {rank.rank}: {rank.device}, GPU {rank.gpu}", rank.device_source)
+                for rank in ranks[:MAX_SHOWN_RANKS]
+            ),
+            Fix(
+                "Let each rank take the GPU of its local rank, before anything else touches CUDA: "
+                'torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))'
+            ),
+            cause=""
+            if chosen
+            else 'torch.cuda.set_device was not called: whatever is made on "cuda" without a number goes to that GPU.',
+            severity=FAIL if chosen else WARN,
+        )
 
 
 def whole_gpus_for_ranks(

@@ -28,12 +28,16 @@ if TYPE_CHECKING:
     from ddpdoctor.api.job_watching import watch as watch
     from ddpdoctor.api.leftovers import ZombiesResult as ZombiesResult
     from ddpdoctor.api.leftovers import zombies as zombies
+    from ddpdoctor.api.lightning_callback import LightningPreflight as LightningPreflight
     from ddpdoctor.api.log_diagnosis import LogResult as LogResult
     from ddpdoctor.api.log_diagnosis import diagnose_log as diagnose_log
     from ddpdoctor.api.network_checking import NetcheckResult as NetcheckResult
     from ddpdoctor.api.network_checking import netcheck as netcheck
     from ddpdoctor.api.node_gate import GateResult as GateResult
     from ddpdoctor.api.node_gate import gate as gate
+    from ddpdoctor.api.rank_preflight import PreflightError as PreflightError
+    from ddpdoctor.api.rank_preflight import PreflightResult as PreflightResult
+    from ddpdoctor.api.rank_preflight import preflight as preflight
     from ddpdoctor.api.results import CommandResult as CommandResult
     from ddpdoctor.api.running_jobs import HangResult as HangResult
     from ddpdoctor.api.running_jobs import JobsResult as JobsResult
@@ -44,6 +48,7 @@ if TYPE_CHECKING:
     from ddpdoctor.api.training import smoke as smoke
     from ddpdoctor.api.training_results import JointSmokeResult as JointSmokeResult
     from ddpdoctor.api.training_results import SmokeResult as SmokeResult
+    from ddpdoctor.api.transformers_callback import TransformersPreflight as TransformersPreflight
 
 _NAMES: Final = {
     "checking": ("CheckResult", "check"),
@@ -53,14 +58,17 @@ _NAMES: Final = {
     "node_gate": ("GateResult", "gate"),
     "host_snapshot": ("HostSnapshot", "snapshot"),
     "leftovers": ("ZombiesResult", "zombies"),
+    "lightning_callback": ("LightningPreflight",),
     "log_diagnosis": ("LogResult", "diagnose_log"),
     "job_watching": ("WatchResult", "watch"),
     "network_checking": ("NetcheckResult", "netcheck"),
+    "rank_preflight": ("PreflightError", "PreflightResult", "preflight"),
     "results": ("CommandResult",),
     "running_jobs": ("HangResult", "JobsResult", "jobs"),
     "script_linting": ("LintResult", "lint"),
     "training": ("SmokeObserver", "smoke"),
     "training_results": ("JointSmokeResult", "SmokeResult"),
+    "transformers_callback": ("TransformersPreflight",),
 }
 MODULES: Final = {name: module for module, names in _NAMES.items() for name in names}
 """A name to the module that has it: loaded once it is asked for, since each command's start-up counts."""

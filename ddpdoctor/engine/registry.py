@@ -39,6 +39,7 @@ class Subject(Enum):
     TRAINING_PLAN = "what a smoke training is to run, before anything is started"
     TRAINING_SPEED = "how fast a smoke training is that has passed"
     OWN_HOST = "the host of each node of a smoke training, and no rank"
+    JOB_FROM_WITHIN = "the ranks of a job that is about to train, by their own words"
 
 
 class NotApplicable(Exception):

@@ -27,6 +27,7 @@ from ddpdoctor.facts.nccl import Nccl as Nccl
 from ddpdoctor.facts.network import Network as Network
 from ddpdoctor.facts.packages import Packages as Packages
 from ddpdoctor.facts.pci import Pci as Pci
+from ddpdoctor.facts.preflight import Preflight as Preflight
 from ddpdoctor.facts.processes import Processes as Processes
 from ddpdoctor.facts.rdma import Rdma as Rdma
 from ddpdoctor.facts.script import Script as Script
@@ -88,6 +89,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Without any rank where no running job was looked at."""
     log: Maybe[Log] = Log()
     """Without any file where no log was read."""
+    preflight: Maybe[Preflight] = Preflight()
+    """Without any rank where no job was looked at from within."""
     script: Maybe[Script] = Script()
     """Without a path where no training script was read."""
 
@@ -97,8 +100,9 @@ HEADER = ("ddpdoctor_snapshot", "tool_version", "taken_at", "host")
 GROUPS = tuple(name for name in Snapshot.__struct_fields__ if name not in HEADER)
 """Names of the groups of facts; a probe and a check's parameter go by the same name."""
 
-EXPERIMENTS = ("meeting", "fleet", "smoke", "hang", "log", "script")
-"""Groups that no look at a host can fill in: `netcheck` and `smoke` do, by trying things out, `jobs --hang`, `diagnose-log` and `lint`."""
+EXPERIMENTS = ("meeting", "fleet", "smoke", "hang", "log", "preflight", "script")
+"""Groups that no look at a host can fill in: `netcheck` and `smoke` do, by trying things out, `jobs --hang`, `diagnose-log`, `preflight()` and
+`lint`."""
 
 _BLANK = Snapshot()
 UNTRIED = {name: facts for name in GROUPS if not isinstance(facts := getattr(_BLANK, name), Unknown)}

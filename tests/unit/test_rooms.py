@@ -29,6 +29,7 @@ ROOMS = [
     "watching",
     "network_check",
     "smoke_training",
+    "job_preflight",
     "checks",
     "fleet_sweep",
     "fixes",

@@ -1,0 +1,1 @@
+"""Ranks of a job that is about to train, by their own words."""

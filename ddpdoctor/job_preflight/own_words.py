@@ -1,0 +1,147 @@
+"""What a rank says of itself: its torch, its settings, its GPU. Nothing is started, and no CUDA context is made for it."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import platform
+import re
+import socket
+import sys
+from importlib import import_module
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from ddpdoctor.base.text import clip, dotted
+from ddpdoctor.facts.environment import Setting
+from ddpdoctor.facts.preflight import CURRENT_DEVICE, PreflightRank
+
+BOUND_DEVICE: Final = "init_process_group(device_id=...)"
+GIVEN_DEVICE: Final = "device"
+DRIVER_FILE: Final = "/proc/driver/nvidia/version"
+MAX_SETTINGS: Final = 200
+MAX_VALUE_LENGTH: Final = 300
+
+
+def describe_rank(rank: int, world_size: int, *, backend: str = "", device: object = None) -> PreflightRank:
+    """Write down what this process is as a rank. To be called in the thread that trains: the current GPU is a thread's own.
+
+    Args:
+        rank: its own.
+        world_size: ranks of the job, as this one has it.
+        backend: that its process group is to be made with, where there is none yet.
+        device: that it is going to use, as torch takes it; None: not said.
+    """
+    plain = PreflightRank(
+        rank=rank,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        world_size=world_size,
+        backend=backend,
+        python=sys.executable or "python",
+        python_version=platform.python_version(),
+    )
+    try:
+        return _with_torch(plain, device)
+    except Exception as error:  # What is broken here is to be told, and is not ours to end the job for.
+        return replace(plain, problem=clip(f"{type(error).__name__}: {error}"))
+
+
+def _with_torch(plain: PreflightRank, device: object) -> PreflightRank:
+    torch: Any = import_module("torch")
+    told = replace(
+        plain,
+        torch=str(torch.__version__),
+        cuda=torch.version.cuda,
+        nccl=_nccl(torch),
+        driver=_driver(),
+        settings=_settings(),
+        backend=_backend(torch) or plain.backend,
+    )
+    name, source = _device(torch, device)
+    gpu, scope = _gpu(torch, name, plain.host)
+    return replace(told, device=name, device_source=source, gpu=gpu, gpu_scope=scope)
+
+
+def _nccl(torch: Any) -> str | None:
+    if not (torch.distributed.is_available() and torch.distributed.is_nccl_available()):
+        return None
+    return dotted(import_module("torch.cuda.nccl").version()[:3])
+
+
+def _driver() -> str | None:
+    """The version of the NVIDIA driver that is loaded."""
+    try:
+        with pathlib.Path(DRIVER_FILE).open(encoding="utf-8", errors="replace") as file:
+            found = re.search(r"\s(\d{3}\.\d+(?:\.\d+)?)\s", file.readline(500))
+    except OSError:
+        return None
+    return found[1] if found else None
+
+
+def _settings() -> tuple[Setting, ...]:
+    from ddpdoctor.knowledge.settings_agreement import concerns_other_nodes
+    from ddpdoctor.probes.context import Context
+    from ddpdoctor.probes.environment import probe
+
+    environment = probe(Context(sys.executable or "python", "this process", quick=True))
+    found = [
+        replace(setting, value=setting.value[:MAX_VALUE_LENGTH])
+        for setting in environment.effective
+        if concerns_other_nodes(setting.name)
+    ]
+    return tuple(sorted(found, key=lambda setting: setting.name)[:MAX_SETTINGS])
+
+
+def _backend(torch: Any) -> str:
+    distributed = torch.distributed
+    return str(distributed.get_backend()) if distributed.is_available() and distributed.is_initialized() else ""
+
+
+def _device(torch: Any, device: object) -> tuple[str, str]:
+    """The device of this rank, and what says so; "" where nothing does."""
+    if device is not None:
+        chosen = torch.device(device)
+        # "cuda" alone is whatever is current.
+        if chosen.type != "cuda" or chosen.index is not None:
+            return str(chosen), GIVEN_DEVICE
+    bound = _bound_device(torch)
+    if bound is not None:
+        return str(bound), BOUND_DEVICE
+    # Asked before CUDA has been started, it would start it.
+    if torch.cuda.is_initialized():
+        return f"cuda:{torch.cuda.current_device()}", CURRENT_DEVICE
+    return "", ""
+
+
+def _bound_device(torch: Any) -> Any:
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return None
+    return getattr(distributed.group.WORLD, "bound_device_id", None)
+
+
+def _gpu(torch: Any, device: str, host: str) -> tuple[str, str]:
+    """What tells the GPU from the others, and within which scope."""
+    kind, _, index = device.partition(":")
+    if kind != "cuda" or not index.isdecimal():
+        return "", ""
+    shown = [word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]
+    word = shown[int(index)] if int(index) < len(shown) else index
+    if word.startswith(("GPU-", "MIG-")):
+        return word, ""
+    if torch.cuda.is_initialized() and int(index) < torch.cuda.device_count():
+        uuid = getattr(torch.cuda.get_device_properties(int(index)), "uuid", None)
+        if uuid is not None:
+            return f"GPU-{uuid}", ""
+    return word, f"{host} {_cgroup()}"
+
+
+def _cgroup() -> str:
+    """The cgroup, by which a launcher may show each rank other GPUs under the same number."""
+    try:
+        with pathlib.Path("/proc/self/cgroup").open(encoding="utf-8", errors="replace") as file:
+            return clip(file.read(4096), 1000)
+    except OSError:
+        return ""
