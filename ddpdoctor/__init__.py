@@ -1,7 +1,8 @@
 """ddpdoctor, the doctor for PyTorch multi-GPU and multi-node training.
 
 What its commands do, a program can call: `ddpdoctor.check()`, `netcheck()`, `smoke()`, `jobs()`, `watch()`, `zombies()`,
-`diagnose_log()`, `fix_checkpoint()`, `fleet()`, `gate()`, `lint()` and `snapshot()`. Nothing is loaded before it is asked for, and torch never.
+`diagnose_log()`, `fix_checkpoint()`, `fleet()`, `gate()`, `lint()` and `snapshot()`. A training program calls `preflight()`. Nothing is loaded
+before it is asked for, and torch by `preflight()` alone.
 """
 
 from __future__ import annotations

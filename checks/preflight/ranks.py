@@ -49,7 +49,7 @@ def preflight_rank_missing(preflight: Preflight) -> Iterator[Finding]:
         told(preflight, "absent", f"without a word: {ranks_named(preflight.absent)}"),
         told(preflight, "store", f"store: {preflight.store}") if preflight.store else None,
         Fix(
-            f"See where it is, on {witness.host} or the host where it runs: this shows the whole job",
+            f"See where {'it is' if len(preflight.absent) == 1 else 'they are'}: on {witness.host}, and on each other host of the job",
             (f"ddpdoctor jobs --hang {witness.pid}",),
         )
         if witness
@@ -167,7 +167,8 @@ def backend_mismatch(preflight: Preflight) -> Iterator[Finding]:
     backends = _by(named, lambda rank: rank.backend)
     if len(backends) < 2:
         return
-    odd = min(backends.values(), key=len)[0]
+    # Of two that are equally frequent, the one that rank 0 doesn't have.
+    odd = min(reversed(backends.values()), key=len)[0]
     yield Finding.of(
         f"The ranks use different backends: {_told(backends)}",
         _shown(preflight, backends, "backend"),

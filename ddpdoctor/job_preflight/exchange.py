@@ -99,6 +99,7 @@ class Exchange:
         self._judge = judge
         self._began = time.monotonic()
         self._answers: dict[int, RankAnswer] = {}
+        self._seen: list[HostAnswer] = []
 
     def verdict(self) -> tuple[JobVerdict, bool]:
         """Take part until there is a verdict.
@@ -109,7 +110,7 @@ class Exchange:
             ForeignWords: a message of another release.
         """
         if self._look is not None:
-            threading.Thread(target=self._tell_of_host, args=(self._look,), daemon=True).start()
+            threading.Thread(target=self._look_at_host, args=(self._look,), daemon=True).start()
         self._board.post(f"{ANSWER}/{self._place.rank}", self._own)
         order = self._order()
         started = time.monotonic()
@@ -125,12 +126,28 @@ class Exchange:
             if group is not None:
                 group.close()
 
-    def _tell_of_host(self, look: Callable[[], HostAnswer]) -> None:
+    def _look_at_host(self, look: Callable[[], HostAnswer]) -> None:
+        """Runs in a thread of its own, which never touches the store: one that is still there when the program ends would crash it."""
         try:
-            answer = look()
+            self._seen.append(look())
         except Exception as error:  # It is our fault then, and no rank's.
-            answer = HostAnswer(host=self._own.rank.host, problem=clip(f"{type(error).__name__}: {error}"))
-        self._board.post(f"{HOST}/{self._place.rank}", answer)
+            problem = clip(f"{type(error).__name__}: {error}")
+            self._seen.append(HostAnswer(host=self._own.rank.host, problem=problem))
+
+    def _tell_of_host(self) -> None:
+        """Post what the look has come to, once it is there."""
+        if self._seen:
+            self._board.post(f"{HOST}/{self._place.rank}", self._seen.pop())
+
+    def _wait_for(self, key: str, until: float) -> bytes | None:
+        """The message, None where it has not come until then."""
+        pause = Pause()
+        while True:
+            self._tell_of_host()
+            found = self._board.read(key)
+            if found is not None or time.monotonic() >= until:
+                return found
+            pause.take(until)
 
     # --- who has come ---------------------------------------------------------------------------------------------------------
 
@@ -139,7 +156,7 @@ class Exchange:
         until = self._began + self._schedule.arrival + self._turn()
         if self._place.rank == 0:
             return self._give_order(self._wait_for_ranks(until))
-        found = self._board.wait_for(ORDER, until)
+        found = self._wait_for(ORDER, until)
         if found is not None:
             return decode(found, CallsOrder)
         return self._give_order(self._read_answers())
@@ -148,6 +165,7 @@ class Exchange:
         """Read the answers as they come. True: all are there, or waiting for more is of no use."""
         pause = Pause()
         while True:
+            self._tell_of_host()
             missing = [rank for rank in range(self._place.world_size) if rank not in self._answers]
             # One that is missing is waited for before the next is looked at, until the time is over.
             over = time.monotonic() >= until
@@ -201,7 +219,7 @@ class Exchange:
         present = [rank for rank in range(self._place.world_size) if rank not in order.absent]
         if self._place.rank != present[0]:
             turn = self._turn() + (0.2 * self._schedule.reserve if self._place.rank in order.absent else 0.0)
-            found = self._board.wait_for(VERDICT, gathering_ends + turn)
+            found = self._wait_for(VERDICT, gathering_ends + turn)
             if found is not None:
                 return decode(found, JobVerdict), False
         self._read_answers()
@@ -239,7 +257,7 @@ class Exchange:
     def _collect(self, key: str, ranks: list[int], kind: type[M], until: float) -> dict[int, M]:
         found = {}
         for rank in ranks:
-            content = self._board.wait_for(f"{key}/{rank}", until)
+            content = self._wait_for(f"{key}/{rank}", until)
             if content is not None:
                 found[rank] = decode(content, kind)
         return found

@@ -87,13 +87,6 @@ class Board:
         """Whether nobody has asked that before."""
         return bool(self.store.add(key, 1) == 1)
 
-    def wait_for(self, key: str, until: float) -> bytes | None:
-        """The message, None where it has not come until then, by the clock `time.monotonic()`."""
-        pause = Pause()
-        while (found := self.read(key)) is None and time.monotonic() < until:
-            pause.take(until)
-        return found
-
 
 class Pause:
     """Pauses between two looks, each longer than the one before."""

@@ -54,10 +54,13 @@ def document(verdict: JobVerdict, catalogue: Catalogue, *, verbose: bool = False
 
 
 def _headline(verdict: JobVerdict) -> str:
+    if not verdict.world_size:
+        return "Preflight without a verdict"
     if verdict.world_size < 2:
         return "Preflight of this process and its host"
     came = "" if verdict.answered == verdict.world_size else f", {verdict.answered} of which answered"
-    return f"Preflight of {plural(verdict.world_size, 'rank')}{came}, and of {plural(len(verdict.hosts), 'host')}"
+    hosts = f", and of {plural(len(verdict.hosts), 'host')}" if verdict.hosts else ""
+    return f"Preflight of {plural(verdict.world_size, 'rank')}{came}{hosts}"
 
 
 def _rows(verdict: JobVerdict) -> tuple[tuple[str, str], ...]:
