@@ -25,6 +25,8 @@ RESERVE_SECONDS: Final = 15.0
 """Of the whole time at most, for what comes after the last rank has come."""
 MAX_RANKS_OF_CALLS: Final = 256
 """gloo connects every rank with every other one."""
+OTHERS_SECONDS: Final = 2.0
+"""For the other ranks, once one has come that means another job: some will never come."""
 TURN_SECONDS: Final = 0.05
 MAX_TURNS: Final = 10
 """Each rank waits a moment longer than the one before it until it judges in rank 0's place."""
@@ -162,7 +164,7 @@ class Exchange:
         return self._give_order(self._read_answers())
 
     def _wait_for_ranks(self, until: float) -> bool:
-        """Read the answers as they come. True: all are there, or waiting for more is of no use."""
+        """Read the answers as they come. True: all are there, or waiting for more was of no use."""
         pause = Pause()
         while True:
             self._tell_of_host()
@@ -172,10 +174,12 @@ class Exchange:
             for rank in missing:
                 if not self._read_answer(rank) and not over:
                     break
-            if len(self._answers) == self._place.world_size or self._contradiction():
+            if len(self._answers) == self._place.world_size:
                 return True
             if over:
-                return False
+                return self._contradiction()
+            if self._contradiction():
+                until = min(until, time.monotonic() + OTHERS_SECONDS)
             pause.take(until)
 
     def _read_answers(self) -> bool:

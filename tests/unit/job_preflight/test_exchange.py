@@ -1,0 +1,143 @@
+"""The way of many ranks to one verdict, in threads over a store in memory: who judges where rank 0 doesn't, and who is named."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import pytest
+import torch.distributed
+
+from ddpdoctor.checks.catalogue import catalogue
+from ddpdoctor.engine.examination import Verdict
+from ddpdoctor.facts.environment import Setting
+from ddpdoctor.facts.meeting import Meeting
+from ddpdoctor.facts.preflight import PreflightRank
+from ddpdoctor.job_preflight.exchange import Exchange, Schedule
+from ddpdoctor.job_preflight.job_store import Board, JobPlace
+from ddpdoctor.job_preflight.judging import judge
+from ddpdoctor.job_preflight.messages import ForeignWords, HostAnswer, JobVerdict, RankAnswer, decode
+
+Change = Callable[[PreflightRank], PreflightRank]
+
+
+def described(rank: int, world_size: int) -> PreflightRank:
+    return PreflightRank(
+        rank=rank,
+        host=f"n{rank // 8}",
+        pid=1000 + rank,
+        world_size=world_size,
+        backend="gloo",
+        python="/venv/bin/python",
+        python_version="3.11.7",
+        torch="2.13.0+cpu",
+    )
+
+
+def meet(
+    ranks: Iterable[int], world_size: int, seconds: float, change: Change = lambda rank: rank
+) -> dict[int, tuple[JobVerdict, bool]]:
+    """Let these ranks of the job take part, and give what each came to, and whether it judged for all."""
+    store = torch.distributed.HashStore()
+
+    def take_part(rank: int) -> tuple[JobVerdict, bool]:
+        place = JobPlace(rank, world_size, True)
+        answer = RankAnswer(rank=change(described(rank, world_size)), token=f"{rank}", looks=rank % 8 == 0, gloo=False)
+        look = (lambda: HostAnswer(host=f"n{rank // 8}", passed=3)) if answer.looks else None
+        exchange = Exchange(
+            Board(store, "a store in memory", "test"),
+            place,
+            answer,
+            Schedule(seconds),
+            look,
+            lambda gathered: judge(gathered, rank, Meeting(), catalogue()),
+        )
+        return exchange.verdict()
+
+    chosen = list(ranks)
+    with ThreadPoolExecutor(len(chosen)) as pool:
+        return dict(zip(chosen, pool.map(take_part, chosen), strict=True))
+
+
+def the_one(outcomes: dict[int, tuple[JobVerdict, bool]]) -> JobVerdict:
+    """The verdict that all have, by one of them."""
+    assert [judged for _, judged in outcomes.values()].count(True) == 1
+    verdicts = {msgspec.json.encode(verdict) for verdict, _ in outcomes.values()}
+    assert len(verdicts) == 1
+    return next(iter(outcomes.values()))[0]
+
+
+def found(verdict: JobVerdict) -> dict[str, str]:
+    return {check.slug: check.findings[0].summary for check in verdict.checks if check.findings}
+
+
+def test_many_ranks_agree() -> None:
+    began = time.monotonic()
+    verdict = the_one(meet(range(40), 40, 200))
+    assert time.monotonic() - began < 100
+    assert (verdict.verdict, verdict.answered, verdict.judge, found(verdict)) == (Verdict.OK, 40, 0, {})
+    assert sorted(host.host for host in verdict.hosts) == ["n0", "n1", "n2", "n3", "n4"]
+
+
+def test_who_is_missing_is_named_and_rank_0_may_be() -> None:
+    verdict = the_one(meet([rank for rank in range(12) if rank not in (0, 7)], 12, 8))
+    assert verdict.absent == (0, 7)
+    assert found(verdict)["preflight-rank-missing"].startswith("Ranks 0 and 7 did not come to the preflight within 4 s")
+    assert verdict.verdict is Verdict.FAIL
+
+
+def test_a_rank_of_a_smaller_job_is_not_waited_for() -> None:
+    began = time.monotonic()
+    outcomes = meet(range(4), 4, 200, lambda rank: msgspec.structs.replace(rank, world_size=3 if rank.rank else 4))
+    assert found(the_one(outcomes))["world-size-mismatch"].endswith("4 on rank 0 and 3 on ranks 1-3")
+    # Nor are those that the larger one would have.
+    outcomes = meet(range(3), 4, 200, lambda rank: msgspec.structs.replace(rank, world_size=3 if rank.rank else 4))
+    assert found(the_one(outcomes))["world-size-mismatch"].endswith("4 on rank 0 and 3 on ranks 1 and 2")
+    assert time.monotonic() - began < 150
+
+
+def test_the_odd_ones_out_are_told_of_each_kind() -> None:
+    def change(rank: PreflightRank) -> PreflightRank:
+        settings = (Setting("NCCL_ALGO", "Ring"),) if rank.rank == 3 else ()
+        return msgspec.structs.replace(rank, torch="2.1.0" if rank.rank in (5, 6) else rank.torch, settings=settings)
+
+    verdict = the_one(meet(range(8), 8, 200, change))
+    assert sorted(found(verdict)) == ["env-not-propagated", "torch-version-mismatch"]
+    (torches,) = (check.findings for check in verdict.checks if check.slug == "torch-version-mismatch")
+    assert "2.1.0 on n0 (rank 5) and n0 (rank 6)" in torches[0].evidence[0].text
+    assert verdict.verdict is Verdict.FAIL
+
+
+def test_a_rank_that_judges_and_dies_is_replaced() -> None:
+    """Rank 0 has answered, and nothing more is heard of it."""
+    store = torch.distributed.HashStore()
+    board = Board(store, "a store in memory", "test")
+    board.post("answer/0", RankAnswer(rank=described(0, 3), token="0", gloo=False))
+
+    def take_part(rank: int) -> tuple[JobVerdict, bool]:
+        answer = RankAnswer(rank=described(rank, 3), token=f"{rank}", gloo=False)
+        judging = lambda gathered: judge(gathered, rank, Meeting(), catalogue())  # noqa: E731
+        return Exchange(board, JobPlace(rank, 3, True), answer, Schedule(6), None, judging).verdict()
+
+    with ThreadPoolExecutor(2) as pool:
+        verdict = the_one(dict(zip((1, 2), pool.map(take_part, (1, 2)), strict=True)))
+    assert (verdict.judge in (1, 2), verdict.absent, verdict.answered) == (True, (), 3)
+
+
+def test_words_of_somebody_else_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    for content in (b"", b"null", b"{}", b'{"rank": 3}', b"\xff"):
+        with pytest.raises(ForeignWords):
+            decode(content, RankAnswer)
+    monkeypatch.setattr("ddpdoctor.job_preflight.messages.MAX_MESSAGE_BYTES", 100)
+    with pytest.raises(ForeignWords, match="a message of 200 bytes"):
+        decode(b" " * 200, RankAnswer)
+
+
+@pytest.mark.parametrize("whole", [4.0, 20.0, 60.0, 3600.0])
+def test_all_parts_fit_into_the_time(whole: float) -> None:
+    schedule = Schedule(whole)
+    assert 0 < schedule.arrival < whole
+    assert 0 < schedule.calls < schedule.gathering < schedule.reserve
+    assert schedule.arrival + schedule.reserve == whole
