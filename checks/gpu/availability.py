@@ -139,7 +139,7 @@ def mig_multi_instance(
     )
 
 
-@check("compute-mode-exclusive", severity=FAIL, owner=Owner.NODE)
+@check("compute-mode-exclusive", severity=FAIL, owner=Owner.NODE, judges=(Subject.NEXT_JOB,))
 def compute_mode_exclusive(gpus: Gpus, plan: Plan, environment: Maybe[Environment]) -> Iterator[Finding]:
     """A GPU's compute mode keeps ranks out.
 
@@ -264,7 +264,7 @@ def _described(gpu: Gpu) -> str:
     return f"{gpu.name} ({human(_memory(gpu))})"
 
 
-@check("gpu-memory-in-use", severity=WARN, owner=Owner.UNKNOWN)
+@check("gpu-memory-in-use", severity=WARN, owner=Owner.UNKNOWN, judges=(Subject.NEXT_JOB,))
 def gpu_memory_in_use(
     gpus: Gpus, plan: Plan, environment: Maybe[Environment], processes: Maybe[Processes], machine: Maybe[Machine]
 ) -> Iterator[Finding]:

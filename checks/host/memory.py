@@ -13,7 +13,7 @@ from ddpdoctor.base.text import GIB, MIB, ago, human, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known, known_or
 from ddpdoctor.checks.log_check import log_check
 from ddpdoctor.engine.log_traits import Particulars
-from ddpdoctor.engine.registry import LogTraits, SignRole, check, leave_untested
+from ddpdoctor.engine.registry import LogTraits, SignRole, Subject, check, leave_untested
 from ddpdoctor.facts.environment import value_of
 from ddpdoctor.facts.log import Log, LoggedException, SignMatch
 from ddpdoctor.facts.plan import Plan
@@ -92,7 +92,7 @@ def _raise_limit(container: Maybe[Container], environment: Maybe[Environment], w
     return Fix("Run in a scope of your own with a higher limit", (scope,))
 
 
-@check("memory-low", severity=FAIL, owner=Owner.UNKNOWN)
+@check("memory-low", severity=FAIL, owner=Owner.UNKNOWN, judges=(Subject.NEXT_JOB,))
 def memory_low(machine: Machine, gpus: Maybe[Gpus], plan: Plan) -> Iterator[Finding]:
     """The host has too little free memory for these ranks.
 

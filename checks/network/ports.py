@@ -11,7 +11,7 @@ from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Ow
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, if_known, known, known_or
 from ddpdoctor.engine.log_traits import Particulars
-from ddpdoctor.engine.registry import LogTraits, check, leave_untested, requires
+from ddpdoctor.engine.registry import LogTraits, Subject, check, leave_untested, requires
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.facts.network import Listener, Network
 from ddpdoctor.facts.plan import Plan
@@ -58,7 +58,13 @@ def _port_of_log(seen: Sequence[SignMatch], log: Log) -> Particulars:
     return Particulars(fixes=(Fix(text, (command,)),))
 
 
-@check("port-in-use", severity=FAIL, owner=Owner.UNKNOWN, log=LogTraits(particulars=_port_of_log))
+@check(
+    "port-in-use",
+    severity=FAIL,
+    owner=Owner.UNKNOWN,
+    log=LogTraits(particulars=_port_of_log),
+    judges=(Subject.NEXT_JOB,),
+)
 def port_in_use(
     network: Network,
     environment: Environment,

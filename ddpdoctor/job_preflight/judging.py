@@ -23,6 +23,7 @@ from ddpdoctor.knowledge.node_words import names_by_rank
 
 GROUPS: Final = {"preflight", "fleet"}
 """Groups of facts that a running job tells of itself."""
+BESIDE_THE_POINT: Final = {Subject.RUNNING_JOB, Subject.NEXT_JOB}
 MAX_KINDS_OF_RANKS: Final = 8
 """Kinds of ranks, by their torch and settings, of which one each is judged."""
 
@@ -45,13 +46,14 @@ def judge(gathered: Gathered, judge_rank: int, meeting: Meeting, catalogue: Cata
     judged = tuple(_merged(of_one_check) for of_one_check in zip(*results, strict=True))
     told = tuple(result for result in judged if result is not None)
     passed = len(checks) - len(told)
-    problems = tuple(f"{host.host} was not looked at: {host.problem}" for host in gathered.hosts if host.problem)
+    hosts = tuple(_without_other_jobs(host, catalogue) for host in gathered.hosts)
+    problems = tuple(f"{host.host} was not looked at: {host.problem}" for host in hosts if host.problem)
     return JobVerdict(
-        verdict=unless_unjudged(_verdict(told, gathered.hosts, passed, catalogue), problems),
+        verdict=unless_unjudged(_verdict(told, hosts, passed, catalogue), problems),
         judge=judge_rank,
         world_size=facts.world_size,
         answered=len(facts.ranks),
-        hosts=gathered.hosts,
+        hosts=hosts,
         checks=told,
         tokens=gathered.tokens,
         absent=facts.absent,
@@ -125,6 +127,17 @@ def _severity(slug: str, finding: Finding, catalogue: Catalogue) -> Severity:
         return finding.severity
     check = catalogue.get(slug)
     return check.severity if check else Severity.WARN
+
+
+def _without_other_jobs(host: HostAnswer, catalogue: Catalogue) -> HostAnswer:
+    """The answer without what a check says of other jobs there, or of one that is yet to be started: this one holds its port, its memory and
+    its GPUs already."""
+    kept = tuple(
+        judged
+        for judged in host.checks
+        if (check := catalogue.get(judged.slug)) is None or not BESIDE_THE_POINT & set(check.judges)
+    )
+    return msgspec.structs.replace(host, checks=kept)
 
 
 def _passed_calls(facts: Preflight) -> tuple[str, ...]:

@@ -167,9 +167,7 @@ def test_ray_train(tmp_path: Path) -> None:
     for rank in range(2):
         assert f"asked: [({rank}, 2, 'cpu')]" in healthy.out + healthy.err
     assert "ddpdoctor preflight:" not in healthy.out + healthy.err
-    ill = script.replace(
-        "import ray.train\n", 'import ray, ray.train\nray.init(runtime_env={"env_vars": {"ILL": "1"}})\n', 1
-    )
+    ill = script.replace("def train():\n", "def train():\n    import os\n    os.environ['ILL'] = '1'\n", 1)
     (stopped,) = run_ranks(ill, tmp_path, count=1)
     assert stopped.code != 0
     assert STOPPED in stopped.out + stopped.err

@@ -10,15 +10,16 @@ import msgspec
 import pytest
 import torch.distributed
 
+from ddpdoctor.base.findings import FAIL, Finding
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.environment import Setting
 from ddpdoctor.facts.meeting import Meeting
-from ddpdoctor.facts.preflight import PreflightRank
-from ddpdoctor.job_preflight.exchange import Exchange, Schedule
+from ddpdoctor.facts.preflight import Preflight, PreflightRank
+from ddpdoctor.job_preflight.exchange import Exchange, Gathered, Schedule
 from ddpdoctor.job_preflight.job_store import Board, JobPlace
 from ddpdoctor.job_preflight.judging import judge
-from ddpdoctor.job_preflight.messages import ForeignWords, HostAnswer, JobVerdict, RankAnswer, decode
+from ddpdoctor.job_preflight.messages import ForeignWords, HostAnswer, JobVerdict, JudgedCheck, RankAnswer, decode
 
 Change = Callable[[PreflightRank], PreflightRank]
 
@@ -124,6 +125,15 @@ def test_a_rank_that_judges_and_dies_is_replaced() -> None:
     with ThreadPoolExecutor(2) as pool:
         verdict = the_one(dict(zip((1, 2), pool.map(take_part, (1, 2)), strict=True)))
     assert (verdict.judge in (1, 2), verdict.absent, verdict.answered) == (True, (), 3)
+
+
+def test_what_is_said_of_a_job_that_is_yet_to_start_is_not_said_of_this_one() -> None:
+    """Ray starts its workers without a launcher's settings, so that a look from outside can't know whose the port is."""
+    finding = Finding.of("taken", severity=FAIL)
+    host = HostAnswer(host="n0", checks=(JudgedCheck("port-in-use", (finding,)), JudgedCheck("disk-full", (finding,))))
+    facts = Preflight(ranks=(described(0, 1),), world_size=1)
+    (kept,) = judge(Gathered(facts, (host,), {}), 0, Meeting(), catalogue()).hosts
+    assert [check.slug for check in kept.checks] == ["disk-full"]
 
 
 def test_words_of_somebody_else_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
