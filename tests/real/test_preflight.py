@@ -207,7 +207,7 @@ dist.destroy_process_group()  # torch itself aborts now and then without it.
 )
 
 
-@pytest.mark.parametrize("away", [0, 1])
+@pytest.mark.parametrize("away", [0, pytest.param(1, marks=pytest.mark.thorough)])
 def test_a_rank_that_does_not_come_is_named_within_the_time(tmp_path: Path, away: int) -> None:
     ranks = run_ranks(AWAY, tmp_path, {rank: {"AWAY": str(away)} for rank in range(2)})
     assert [rank.code for rank in ranks] == [0, 0], ranks
