@@ -159,12 +159,12 @@ def _exchange(place: JobPlace, own: PreflightRank, schedule: Schedule) -> tuple[
     from ddpdoctor.job_preflight.host_look import host_key
     from ddpdoctor.job_preflight.job_store import open_board
     from ddpdoctor.job_preflight.judging import judge
-    from ddpdoctor.job_preflight.messages import RankAnswer
+    from ddpdoctor.job_preflight.messages import OwnAnswer
 
     distributed: Any = import_module("torch.distributed")
     board = open_board(place, schedule.arrival)
     looks = board.is_first(f"looks/{host_key()}")
-    answer = RankAnswer(
+    answer = OwnAnswer(
         rank=own, token=f"{os.getpid()} {time.time_ns()}", looks=looks, gloo=bool(distributed.is_gloo_available())
     )
     exchange = Exchange(

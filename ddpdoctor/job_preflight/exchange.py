@@ -16,7 +16,7 @@ import msgspec
 from ddpdoctor.base.text import clip
 from ddpdoctor.facts.preflight import Preflight, PreflightRank, TriedCall
 from ddpdoctor.job_preflight.job_store import Board, JobPlace, Pause
-from ddpdoctor.job_preflight.messages import CallsOrder, HostAnswer, JobVerdict, RankAnswer, decode
+from ddpdoctor.job_preflight.messages import CallsOrder, HostAnswer, JobVerdict, OwnAnswer, decode
 from ddpdoctor.job_preflight.side_group import SideGroup
 
 M = TypeVar("M", bound=msgspec.Struct)
@@ -88,7 +88,7 @@ class Exchange:
         self,
         board: Board,
         place: JobPlace,
-        own: RankAnswer,
+        own: OwnAnswer,
         schedule: Schedule,
         look: Callable[[], HostAnswer] | None,
         judge: Callable[[Gathered], JobVerdict],
@@ -100,7 +100,7 @@ class Exchange:
         self._look = look
         self._judge = judge
         self._began = time.monotonic()
-        self._answers: dict[int, RankAnswer] = {}
+        self._answers: dict[int, OwnAnswer] = {}
         self._seen: list[HostAnswer] = []
 
     def verdict(self) -> tuple[JobVerdict, bool]:
@@ -192,7 +192,7 @@ class Exchange:
     def _read_answer(self, rank: int) -> bool:
         content = self._board.read(f"{ANSWER}/{rank}")
         if content is not None:
-            self._answers[rank] = decode(content, RankAnswer)
+            self._answers[rank] = decode(content, OwnAnswer)
         return content is not None
 
     def _contradiction(self) -> bool:

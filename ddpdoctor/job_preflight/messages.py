@@ -18,7 +18,7 @@ MAX_MESSAGE_BYTES: Final = 8 * 1024 * 1024
 """A longer one is not read: the job's other ranks write some kilobytes."""
 
 
-class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class OwnAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """A rank's own words.
 
     token: of its process, so that one that was started anew is told from the one before.

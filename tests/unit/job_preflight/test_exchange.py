@@ -19,7 +19,7 @@ from ddpdoctor.facts.preflight import Preflight, PreflightRank
 from ddpdoctor.job_preflight.exchange import Exchange, Gathered, Schedule
 from ddpdoctor.job_preflight.job_store import Board, JobPlace
 from ddpdoctor.job_preflight.judging import judge
-from ddpdoctor.job_preflight.messages import ForeignWords, HostAnswer, JobVerdict, JudgedCheck, RankAnswer, decode
+from ddpdoctor.job_preflight.messages import ForeignWords, HostAnswer, JobVerdict, JudgedCheck, OwnAnswer, decode
 
 Change = Callable[[PreflightRank], PreflightRank]
 
@@ -45,7 +45,7 @@ def meet(
 
     def take_part(rank: int) -> tuple[JobVerdict, bool]:
         place = JobPlace(rank, world_size, True)
-        answer = RankAnswer(rank=change(described(rank, world_size)), token=f"{rank}", looks=rank % 8 == 0, gloo=False)
+        answer = OwnAnswer(rank=change(described(rank, world_size)), token=f"{rank}", looks=rank % 8 == 0, gloo=False)
         look = (lambda: HostAnswer(host=f"n{rank // 8}", passed=3)) if answer.looks else None
         exchange = Exchange(
             Board(store, "a store in memory", "test"),
@@ -115,10 +115,10 @@ def test_a_rank_that_judges_and_dies_is_replaced() -> None:
     """Rank 0 has answered, and nothing more is heard of it."""
     store = torch.distributed.HashStore()
     board = Board(store, "a store in memory", "test")
-    board.post("answer/0", RankAnswer(rank=described(0, 3), token="0", gloo=False))
+    board.post("answer/0", OwnAnswer(rank=described(0, 3), token="0", gloo=False))
 
     def take_part(rank: int) -> tuple[JobVerdict, bool]:
-        answer = RankAnswer(rank=described(rank, 3), token=f"{rank}", gloo=False)
+        answer = OwnAnswer(rank=described(rank, 3), token=f"{rank}", gloo=False)
         judging = lambda gathered: judge(gathered, rank, Meeting(), catalogue())  # noqa: E731
         return Exchange(board, JobPlace(rank, 3, True), answer, Schedule(6), None, judging).verdict()
 
@@ -139,10 +139,10 @@ def test_what_is_said_of_a_job_that_is_yet_to_start_is_not_said_of_this_one() ->
 def test_words_of_somebody_else_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     for content in (b"", b"null", b"{}", b'{"rank": 3}', b"\xff"):
         with pytest.raises(ForeignWords):
-            decode(content, RankAnswer)
+            decode(content, OwnAnswer)
     monkeypatch.setattr("ddpdoctor.job_preflight.messages.MAX_MESSAGE_BYTES", 100)
     with pytest.raises(ForeignWords, match="a message of 200 bytes"):
-        decode(b" " * 200, RankAnswer)
+        decode(b" " * 200, OwnAnswer)
 
 
 @pytest.mark.parametrize("whole", [4.0, 20.0, 60.0, 3600.0])
