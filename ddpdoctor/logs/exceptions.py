@@ -71,7 +71,7 @@ _OF_LIBRARIES: Final = compile_lazily(
     r"|.*/(?:site|dist)-packages/\S{0,300}\.so[\w.]{0,60}: undefined symbol: |.*version [`'][^']+' not found \(required by "
     r"|Failed to find C compiler|.*No working C\+\+ compiler found|numpy\.dtype size changed|numpy\.core\.multiarray failed"
     r"|oneCCL: |\S+ backend failed\b|Native API failed\b|(?:\[Rank:\d+\] )?FATAL ERROR :: MODULE:|synStatus=|Graph compile failed\b"
-    r"|Collective call returned error|Bad StatusOr access: |(?:RESOURCE_EXHAUSTED|INTERNAL|UNAVAILABLE|ABORTED): "
+    r"|Collective call returned error|Bad StatusOr access: |(?:RESOURCE_EXHAUSTED|INTERNAL|UNAVAILABLE|ABORTED|DEADLINE_EXCEEDED): "
     r"|\((?:Fatal|PreconditionNotMet|Unavailable|ResourceExhausted|External|Unimplemented|ExecutionTimeout)\) "
     r"|\S{1,200}/ccsrc/\S{1,200}\.cc:\d+ |XLA:[A-Z]+ "
     r"|Ascend collective communication initialization failed|Device \d+ call rt\w+ failed"

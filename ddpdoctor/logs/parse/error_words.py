@@ -15,6 +15,8 @@ _GLOG_WORDS: Final = (*map("".join, product(("[E", "[F"), " 0123456789")), "torc
 """Severity and month, as torch's C++ writes them, and the module, as its Python does: what the rest of such a line is like, `_GLOG` knows."""
 _FATAL_OF_ABSL: Final = "F0000 00:00:"
 """As XLA's C++ writes a message with which it ends its process, before its log is set up: the time is one in seconds."""
+_FATAL_OF_TSL: Final = ("F external/", "F tensorflow/")
+"""As TensorFlow's and XLA's C++ writes one: the severity, and the source's path."""
 _FATAL_OF_GLOG: Final = "*** Check failure stack trace: ***"
 """Below the message with which glog and Abseil end their process."""
 _IN_A_SCRIPT: Final = ": line "
@@ -41,6 +43,7 @@ ERROR_WORDS: Final = (
     STARTS_AGAIN,
     *_GLOG_WORDS,
     _FATAL_OF_ABSL,
+    *_FATAL_OF_TSL,
     _FATAL_OF_GLOG,
     *_OF_ASCEND,
     "[error]",
@@ -127,6 +130,8 @@ def _pattern(word: str) -> re.Pattern[str]:
         return re.compile(rf"{word}\d+\.\d+ +\d+ [\w./-]+:\d+\] ")
     if word == LAST_ERROR:
         return re.compile(rf"{LAST_ERROR}\s*$")
+    if word in _FATAL_OF_TSL:
+        return re.compile(rf"(?:^|: ){word}\S+:\d+\] ")
     if word in _OF_ASCEND:
         return re.compile(r"(?<!\S)E[A-Z0-9]\d{4}: ")
     if word in _NAMES:
