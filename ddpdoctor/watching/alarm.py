@@ -83,7 +83,8 @@ def who_lags(examination: Examination) -> tuple[str, tuple[int, ...]]:
 def odd_ones(hang: Hang) -> tuple[int, ...]:
     """Name the ranks that don't stand where more than half of all do; () where no place has so many, or all stand there."""
     states = states_of(hang)
-    most = max(grouped(states, lambda state: state.place.call).values(), key=len, default=[])
+    places = grouped(states, lambda state: (state.where, state.place.what, state.place.frame))
+    most = max(places.values(), key=len, default=[])
     others = tuple(state.number for state in states if state not in most)
     return others if 2 * len(most) > len(states) else ()
 

@@ -137,11 +137,11 @@ class JobTrack:
     def wants_deep_look(self, now: float) -> bool:
         """Whether the stacks should be read, since a rank's main thread has not run for a while."""
         if self.hanging:
-            pause = self._limits.every if self._woke_up() else self._limits.confirm / 2
+            pause = self._limits.between_deep if self._woke_up() else self._limits.confirm / 2
             return now - self._stacks >= pause
         is_last = self.first is not None and now + SECONDS - self._since(self.first) >= self._limits.confirm
         pause = self._limits.every if is_last else self._limits.between_deep
-        suspected = max(now - ran for ran in self.last_ran.values()) >= self._limits.suspect or self.first is not None
+        suspected = self.waited(now) >= self._limits.suspect or self.first is not None
         return suspected and now - self._stacks >= pause
 
     def _woke_up(self) -> bool:

@@ -68,6 +68,8 @@ class _WatchedJob:
         self.looks: deque[Mapping[str, Any]] = deque(maxlen=KEPT_LOOKS)
         self.stacks: Mapping[int, tuple[Frame, ...]] = {}
         self.pausing = False
+        self.relist_at = 0.0
+        """When all processes of the host may be listed again, since ranks are gone."""
         self.begin()
 
     def begin(self) -> None:
@@ -143,18 +145,17 @@ class Watch:
 
     # --- which jobs ---------------------------------------------------------------------------------------------------------
 
-    def _list(self) -> Processes:
+    def _list(self) -> Processes | Unknown:
         name = (self._wish.name or "").strip()
         asked = int(name) if name.isascii() and name.isdecimal() else 0
-        processes = probe(Context(sys.executable, "ddpdoctor", quick=True, asked=asked))
-        if isinstance(processes, Unknown):
-            raise NotWatchedError(f"The processes of this host could not be seen: {processes.reason}.")
-        return processes
+        return probe(Context(sys.executable, "ddpdoctor", quick=True, asked=asked))
 
     async def _find_named(self, name: str) -> None:
         waits = False
         while True:
             processes = self._list()
+            if isinstance(processes, Unknown):
+                raise NotWatchedError(f"The processes of this host could not be seen: {processes.reason}.")
             try:
                 job = named_job(name, jobs_of(processes), processes)
                 break
@@ -170,6 +171,8 @@ class Watch:
                 self._tell(Event(kind=EventKind.WAITS, job=name, text=text))
             waits = True
             await asyncio.sleep(1.0)
+        if not any(rank.place for rank in job.ranks):
+            raise NotWatchedError(f"Nobody says which ranks the processes of job {job.name} are; it can't be watched.")
         await self._add(job, processes)
 
     def _foreign(self, name: str) -> str:
@@ -194,9 +197,12 @@ class Watch:
         processes = self._list()
         used = time.process_time() - used
         self._find_at = now + max(FIND_SECONDS, self._wish.limits.every, FIND_COST * used)
+        if isinstance(processes, Unknown):
+            return
         known = {rank.identity for watched in self._jobs.values() for rank in watched.job.ranks}
         for job in jobs_of(processes):
-            if job.name not in self._jobs and not known.intersection(rank.identity for rank in job.ranks):
+            is_new = job.name not in self._jobs and not known.intersection(rank.identity for rank in job.ranks)
+            if is_new and any(rank.place for rank in job.ranks):
                 await self._add(job, processes)
 
     async def _add(self, job: TrainingJob, processes: Processes) -> None:
@@ -264,7 +270,12 @@ class Watch:
         if not alive and not launchers:
             self._end(watched)
             return True
+        if now < watched.relist_at:
+            return not alive
+        watched.relist_at = now + watched.limits.between_deep
         processes = self._list()
+        if isinstance(processes, Unknown):
+            return not alive
         old = {rank.identity for rank in watched.job.ranks}
         names = {launcher.pid for launcher in watched.job.launchers}
         for job in jobs_of(processes):
@@ -293,11 +304,7 @@ class Watch:
 
     async def _look_deeply(self, watched: _WatchedJob) -> None:
         track = watched.track
-        processes = self._list()
-        own = members(watched.job)
-        job = next((job for job in jobs_of(processes) if own & {rank.pid for rank in job.ranks}), None)
-        if job is not None:
-            watched.take(job, processes)
+        self._take_anew(watched)
         still = track.stillness()
         asleep = track.asleep(time.monotonic())
         deep = await look_deeply(watched.job, watched.processes, self._host, self._proc, asleep)
@@ -310,6 +317,16 @@ class Watch:
             self._tell(Event(kind=EventKind.MOVES, job=watched.job.name, text=text, seconds=seconds))
         elif track.hang_is_due():
             self._alarm(watched)
+
+    def _take_anew(self, watched: _WatchedJob) -> None:
+        """See which processes the job has now: DataLoader workers come and go."""
+        processes = self._list()
+        if isinstance(processes, Unknown):
+            return
+        own = members(watched.job)
+        job = next((job for job in jobs_of(processes) if own & {rank.pid for rank in job.ranks}), None)
+        if job is not None:
+            watched.take(job, processes)
 
     # --- what is told -------------------------------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ FAULTS: Mapping[str, str] = {
     "stopped": "rank 1 .*stopped",
     "sleep": "rank 1 stands in fault_of_one",
     "polls for a file": "rank 1 stands in until_told",
+    "everybody polls": "ranks 0-2 stand in until_told",
     "lock held": "rank 1 stands in fault_of_one",
     "lock of a thread": "rank 1 stands in fault_of_one",
     "GIL held": "rank 1 stands in fault_of_one",
@@ -106,7 +107,7 @@ def watch(pid: int, *options: str, output: Path) -> subprocess.Popen[bytes]:
         )
 
 
-def wait_for(path: Path, process: subprocess.Popen[bytes], seconds: float = 120.0) -> None:
+def wait_for(path: Path, process: subprocess.Popen[bytes], seconds: float = 400.0) -> None:
     """Wait until the job has made that file."""
     until = time.monotonic() + seconds
     while not path.exists():

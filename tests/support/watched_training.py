@@ -158,7 +158,7 @@ def fault_of_one(group: Any) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
     elif FAULT == "sleep":
         time.sleep(100_000)
-    elif FAULT == "polls for a file":
+    elif FAULT in ("polls for a file", "everybody polls"):
         until_told()
     elif FAULT == "lock held":
         lock = threading.Lock()
@@ -218,6 +218,8 @@ def fault_of_others(group: Any) -> None:
     if FAULT == "another group first":
         dist.all_reduce(torch.zeros(4), group=group[0])
         dist.all_reduce(torch.zeros(4), group=group[1])
+    elif FAULT == "everybody polls":
+        until_told()
     elif FAULT == "exits":
         time.sleep(1.0)
         dist.new_group()  # Through the store: nobody tells it that one is gone.
