@@ -17,27 +17,35 @@ import pytest
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.engine.examination import Examination
 from ddpdoctor.facts.burn_in import MAX_WINDOWS
-from ddpdoctor.facts.smoke import RankEnding, Smoke, StageState
+from ddpdoctor.facts.smoke import RankEnding, Smoke
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.smoke_training.analysis.burn_in import slow_ranks
+from ddpdoctor.smoke_training.analysis.burn_in import is_too_short, slow_ranks
 from ddpdoctor.smoke_training.analysis.failure_attribution import attribute_failure
 from ddpdoctor.smoke_training.analysis.verdict import judge_training
-from ddpdoctor.smoke_training.local.rank_runner import run_ranks
+from ddpdoctor.smoke_training.local.rank_runner import RankRunner
 from ddpdoctor.smoke_training.stages import BURN_IN
-from ddpdoctor.smoke_training.training_order import Fault, TrainingOrder
-from tests.support.command import command, ddpdoctor, plain_environ
+from ddpdoctor.smoke_training.training_order import Fault, Launched, TrainingOrder
+from tests.support.command import command, ddpdoctor
 from tests.support.report_schema import check_against_schema
-from tests.support.smoke_runs import Estate, by_rank, train
+from tests.support.smoke_runs import Estate, train
 from tests.support.waiting import slowdown, wait_for
 
 STAGES = ("import", "device", "rendezvous", "process group", BURN_IN, "shutdown")
 SECONDS = 6.0
 
 
-def order(fault: Fault | None = None, duration: float = SECONDS) -> TrainingOrder:
-    """On a machine that is busy for longer, so that there are steps enough to tell anything."""
-    duration *= min(slowdown(), 4.0)
-    return TrainingOrder(nproc=2, world_size=2, stages=STAGES, duration=duration, seconds=5.0, fault=fault)
+def order(fault: Fault, duration: float = SECONDS, patience: float = 60.0) -> TrainingOrder:
+    """On a machine that is busy for longer, so that there are steps enough to tell anything. patience: seconds for a stage."""
+    slow = min(slowdown(), 3.0)
+    return TrainingOrder(
+        nproc=2,
+        world_size=2,
+        stages=STAGES,
+        duration=duration * slow,
+        seconds=patience * slow,
+        import_seconds=270.0,
+        fault=fault,
+    )
 
 
 def judged(ran: Smoke) -> Examination:
@@ -48,62 +56,70 @@ def found(ran: Smoke) -> set[str]:
     return {check.slug for check, _, _ in judged(ran).findings}
 
 
-@pytest.mark.slow
-def test_what_a_rank_does_wrong_is_found(short_path: Path) -> None:
-    """One behind the other: side by side they would take each other's cores."""
-    faults = {
-        "slow": Fault(1, BURN_IN, "slow-later"),
-        "leak": Fault(0, BURN_IN, "leak"),
-    }
-    rans = {name: asyncio.run(train(Estate(short_path / name), order(fault))) for name, fault in faults.items()}
-    for ran in rans.values():
+def burnt(folder: Path, kind: str, rank: int) -> Smoke:
+    """A training that comes to its end, whatever a rank does: one long enough for a verdict, however busy this machine is."""
+    for longer in (1, 3, 9):
+        ran = asyncio.run(train(Estate(folder / str(longer)), order(Fault(rank, BURN_IN, kind), SECONDS * longer)))
         assert {run.ending for run in ran.ranks} == {RankEnding.FINISHED}
         assert len({len(run.pace) for run in ran.ranks}) == 1
-        assert 12 <= len(ran.ranks[0].pace) <= MAX_WINDOWS
+        assert len(ran.ranks[0].pace) <= MAX_WINDOWS
         assert ran.burn_in.hosts[0].memory
-    assert found(rans["slow"]) == {"smoke-slow-rank"}
-    [slow] = slow_ranks(rans["slow"])
+        if not is_too_short(ran):
+            break
+    return ran
+
+
+@pytest.mark.slow
+def test_a_rank_that_becomes_slow_is_named_with_the_moment(short_path: Path) -> None:
+    ran = burnt(short_path, "slow-later", 1)
+    assert found(ran) == {"smoke-slow-rank"}
+    [slow] = slow_ranks(ran)
     assert slow.run.rank == 1
-    asked = rans["slow"].burn_in.asked
-    assert 0.25 * asked < slow.since < 0.75 * asked
+    assert 0.25 * ran.burn_in.asked < slow.since < 0.75 * ran.burn_in.asked
     assert slow.ratio > 2
-    assert found(rans["leak"]) == {"smoke-memory-grows"}
-    [grows] = [finding for _, _, finding in judged(rans["leak"]).findings]
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_a_rank_whose_memory_grows_is_named(short_path: Path) -> None:
+    ran = burnt(short_path, "leak", 0)
+    assert found(ran) == {"smoke-memory-grows"}
+    [grows] = [finding for _, _, finding in judged(ran).findings]
     assert grows.rank == 0
 
 
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_ranks_that_become_ever_slower_together_are_a_fall_of_the_throughput(short_path: Path) -> None:
-    ran = asyncio.run(train(Estate(short_path / "files"), order(Fault(-1, BURN_IN, "fading"))))
+    ran = burnt(short_path, "fading", -1)
     assert found(ran) == {"smoke-throughput-falls"}
 
 
 @pytest.mark.slow
 def test_a_rank_that_hangs_amid_the_burn_in_is_named_within_the_time_of_any_stage(short_path: Path) -> None:
-    one = order(Fault(1, BURN_IN, "sleep", "call"), duration=3600.0)
+    one = order(Fault(1, BURN_IN, "sleep", "call"), duration=3600.0, patience=4.0)
     ran = asyncio.run(train(Estate(short_path / "files"), one))
     blamed = attribute_failure(ran.ranks)
     assert blamed is not None
     assert ([run.rank for run in blamed.culprits], blamed.stage) == ([1], BURN_IN)
-    assert ran.seconds < 60
+    assert ran.seconds < 600
 
 
 @pytest.mark.slow
 def test_a_healthy_run_is_silent_and_what_takes_gpus_is_not_tested(tmp_path: Path) -> None:
-    """And the picture, the JSON and its schema."""
+    """With the picture, the JSON and its schema. Where this machine is too busy to tell, that is said, too."""
     drawn = tmp_path / "burn-in.svg"
-    done = ddpdoctor("smoke", "--duration", "5s", "--stages", "barrier", "--json", "-v", "--picture", drawn)
+    duration = f"{5 * min(slowdown(), 6):.0f}s"
+    done = ddpdoctor("smoke", "--duration", duration, "--stages", "barrier", "--json", "-v", "--picture", drawn)
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(done.stdout)
     check_against_schema(told)
     burn_in = told["smoke"]["burn_in"]
-    assert burn_in["asked"] == 5
+    assert f"{burn_in['asked']:.0f}s" == duration
     assert told["verdict"] == "ok"
     assert burn_in["hosts"][0]["gpus"]["reason"] == "the ranks train on the CPU"
     untested = {each["slug"] for each in told["not_tested"]}
     assert {"smoke-gpu-throttled", "smoke-ecc-errors", "smoke-new-xid"} <= untested
-    assert "smoke-slow-rank" not in untested
     root = ElementTree.fromstring(drawn.read_text())
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     assert any(part.tag.endswith("polyline") for part in root)
@@ -142,18 +158,11 @@ def test_a_signal_ends_it_with_a_report_of_what_was_seen(short_path: Path, numbe
     assert estate.left_after(5.0) == {}
 
 
-def test_several_launched_ranks_of_a_host_watch_it_once() -> None:
+@pytest.mark.parametrize(("local_rank", "watches"), [(0, True), (1, False)])
+def test_of_several_launched_ranks_of_a_host_the_first_watches_it(local_rank: int, watches: bool) -> None:
     """Each has a doctor of its own."""
-    from ddpdoctor.smoke_training.training_order import Launched
-
-    ran = asyncio.run(
-        run_ranks(
-            TrainingOrder(nproc=1, world_size=1, stages=("import",), launched=Launched(0, 1)),
-            python=sys.executable,
-            environ=plain_environ(),
-        )
-    )
-    assert ran.burn_in.hosts == ()
+    one = TrainingOrder(nproc=1, world_size=2, stages=STAGES, duration=5.0, launched=Launched(local_rank, local_rank))
+    assert RankRunner(one, sys.executable, {}, lambda monitor: None).watches_the_host is watches
 
 
 WRONG = {
@@ -192,15 +201,3 @@ def test_neither_a_link_nor_a_file_of_somebody_else_is_drawn_over(tmp_path: Path
         assert why in " ".join(done.stderr.replace("│", " ").split())
         assert path.read_text() == "kept"
     assert link.is_symlink()
-
-
-def test_a_stage_that_was_not_asked_for_is_not_run() -> None:
-    ran = asyncio.run(
-        run_ranks(
-            TrainingOrder(nproc=1, world_size=1, stages=STAGES, duration=0.0),
-            python=sys.executable,
-            environ=plain_environ(),
-        )
-    )
-    [stage] = [stage for stage in by_rank(ran)[0].stages if stage.name == BURN_IN]
-    assert stage.state is StageState.NOT_TESTED

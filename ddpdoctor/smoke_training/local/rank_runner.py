@@ -119,7 +119,7 @@ class RankRunner:
         kills = oom_kills()
         try:
             self._listener.open()
-            if self._watches_the_host:
+            if self.watches_the_host:
                 self._host = HostWatcher(self._order, self._python, self._environ)
                 self._host.start()
             order = self._order.to_json(self._listener.channel, folder.path)
@@ -140,7 +140,7 @@ class RankRunner:
         return self._result(problem, leftovers, folder.told)
 
     @property
-    def _watches_the_host(self) -> bool:
+    def watches_the_host(self) -> bool:
         """Whether there is a burn-in, and no other process watches the same host."""
         launched = self._order.launched
         return BURN_IN in self._order.stages and (launched is None or not launched.local_rank)
