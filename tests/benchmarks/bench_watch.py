@@ -6,7 +6,7 @@
 
 cost: processor time of the watch and of all that it starts, against the time that one core has, for each rank; of a job that moves, and of
 one that stands still. healthy: jobs of all speeds, with pauses of all kinds, each with a watch of its own; every alarm is a false one. faults:
-each is played by real ranks, and must be named within the time of confirmation and a quarter.
+each is played by real ranks, and must be named; how soon is told.
 """
 
 from __future__ import annotations
