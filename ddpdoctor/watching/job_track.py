@@ -6,11 +6,12 @@ no rank moved for the time of confirmation, by its counters all the while and by
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
 
+from ddpdoctor.facts.hang import Frame
 from ddpdoctor.hang.rank_states import RankActivity, RankState, states_of
 from ddpdoctor.watching.counters import Counters
 from ddpdoctor.watching.deep_look import SECONDS, DeepLook
@@ -85,6 +86,8 @@ class JobTrack:
         self._noted = began
         self._stacks = began
         """When stacks were last read."""
+        self._frames: dict[int, Sequence[Frame]] = {}
+        """As they were then, by rank."""
         self.first: DeepLook | None = None
         self.last: DeepLook | None = None
         """Of the deep looks in a row that found nothing that moves."""
@@ -153,12 +156,32 @@ class JobTrack:
         silent = now - self._spoke >= self._limits.silent and now - self._stacks >= self._limits.silent
         return silent and self.first is None and not self.hanging
 
-    def note_stacks(self, now: float, *, moved: bool) -> None:
-        """Note that stacks were read once. moved: one was another than the last time, so that the job moves."""
+    @property
+    def living(self) -> Mapping[int, int]:
+        """The ranks that have not ended, and their pids."""
+        return {rank: pid for rank, pid in self.ranks.items() if rank not in self.gone}
+
+    def note_stacks(self, now: float, stacks: Mapping[int, Sequence[Frame]]) -> bool:
+        """Note stacks that were read once, by rank, and say whether a deep look should follow, since every stack is what it was the
+        time before. One that is missing or could not be read tells nothing either way.
+
+        Args:
+            now: on the monotonic clock.
+            stacks: the innermost call first; () where a stack could not be read.
+        """
+        compared = [(self._frames[rank], frames) for rank, frames in stacks.items() if frames and rank in self._frames]
+        self._frames.update((rank, frames) for rank, frames in stacks.items() if frames)
         self._stacks = now
-        if moved:
-            self.moved = dict.fromkeys(self.ranks, now)
-            self._start_anew()
+        if any(before != frames for before, frames in compared):
+            self.note_moved(now)
+            return False
+        return bool(compared)
+
+    def note_moved(self, now: float) -> None:
+        """Note that the job as a whole moves."""
+        self._stacks = now
+        self.moved = dict.fromkeys(self.ranks, now)
+        self._start_anew()
 
     def asleep(self, now: float) -> frozenset[int]:
         """Pids of ranks whose main thread has not run for a while."""

@@ -16,7 +16,6 @@ import msgspec
 from ddpdoctor.base.text import clip, listed, one_line, plural, ranks_named
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.registry import Catalogue
-from ddpdoctor.facts.hang import Frame
 from ddpdoctor.facts.processes import Process, Processes
 from ddpdoctor.hang.permission import Missed, hidden_stacks, powers
 from ddpdoctor.probes.context import Context
@@ -66,7 +65,6 @@ class _WatchedJob:
         self.processes = processes
         self.limits = limits
         self.looks: deque[Mapping[str, Any]] = deque(maxlen=KEPT_LOOKS)
-        self.stacks: Mapping[int, tuple[Frame, ...]] = {}
         self.pausing = False
         self.relist_at = 0.0
         """When all processes of the host may be listed again, since ranks are gone."""
@@ -77,7 +75,6 @@ class _WatchedJob:
         ranks = {rank.place.rank: rank.pid for rank in self.job.ranks if rank.place}
         self.track = JobTrack(self.limits, time.monotonic(), ranks)
         self.looks.clear()
-        self.stacks = {}
         self.pausing = False
 
     @property
@@ -254,11 +251,9 @@ class Watch:
         if track.wants_deep_look(now):
             await self._look_deeply(watched)
         elif track.wants_stacks(now):
-            stacks = {pid: found.frames for pid, found in (await spy(track.ranks.values())).items()}
-            is_same = stacks == watched.stacks
-            track.note_stacks(time.monotonic(), moved=bool(watched.stacks) and not is_same)
-            watched.stacks = stacks
-            if is_same and all(stacks.values()):
+            living = track.living
+            spied = await spy(living.values())
+            if track.note_stacks(time.monotonic(), {rank: spied[pid].frames for rank, pid in living.items()}):
                 await self._look_deeply(watched)
         self._tell_of_pause(watched, time.monotonic())
 
@@ -339,7 +334,7 @@ class Watch:
         whole = whole_look(track.first, track.last)
         if not still.slept and not is_hang(whole):
             # All run all the while, and by what was seen together they go on.
-            track.note_stacks(track.last.ended, moved=True)
+            track.note_moved(track.last.ended)
             return
         track.hanging = True
         self.alarms += 1

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
-from ddpdoctor.facts.hang import WatchedRank
+from ddpdoctor.facts.hang import Frame, WatchedRank
 from ddpdoctor.watching.counters import Counters
 from ddpdoctor.watching.deep_look import DeepLook
 from ddpdoctor.watching.job_track import JobTrack, WatchLimits
@@ -115,7 +116,7 @@ def test_one_that_runs_and_says_nothing_is_looked_at_seldom() -> None:
         assert not track.wants_deep_look(now)
         if track.wants_stacks(now):
             looks += 1
-            track.note_stacks(float(now), moved=True)
+            track.note_stacks(float(now), {0: own("step", now), 1: own("step", now)})
     assert 0 < looks <= 3600 / LIMITS.silent
 
 
@@ -139,3 +140,65 @@ def test_one_that_looks_now_and_then_whether_it_may_go_on_is_still(every: int) -
     found = played.until(1200.0)
     assert found is not None
     assert 600.0 <= found <= 700.0
+
+
+def spinning(number: int, now: float) -> WatchedRank:
+    """A rank that waits in a collective, as NCCL does: with a core all the while."""
+    one = rank(number, collective(), cores=1.0)
+    assert one.watched is not None
+    looks = tuple(msgspec.structs.replace(look, cpu_seconds=now + look.seconds) for look in one.watched.looks)
+    return msgspec.structs.replace(one, watched=msgspec.structs.replace(one.watched, looks=looks))
+
+
+def spins(*, gone: int | None = None, unread: int | None = None) -> float | None:
+    """When ranks that use a core all the while, and write nothing, are taken for a hang, as a session goes about it; None if never."""
+    now = 0.0
+    track = JobTrack(LIMITS, 0.0, {0: 4000, 1: 4001, 2: 4002})
+    while now < 3600:
+        of_ranks = {number: counters(now, 7 + round(now)) for number in track.ranks if number != gone or now < 300}
+        track.note(now, of_ranks)
+        deep = track.wants_deep_look(now)
+        if not deep and track.wants_stacks(now):
+            stacks = {number: () if number == unread else collective() for number in track.living}
+            deep = track.note_stacks(now, stacks)
+        if deep:
+            by_pid = {4000 + number: found for number, found in of_ranks.items()}
+            ended = [rank(number, gone="no such process") for number in track.gone]
+            looked = hang(*(spinning(number, now) for number in track.living), *ended, backend="nccl")
+            track.note_deep(DeepLook(began=now, ended=now + 2.0, hang=looked, before=by_pid, after=by_pid))
+            if track.hang_is_due():
+                return now + 2.0
+        now += LIMITS.every
+    return None
+
+
+def test_one_has_ended_and_the_others_spin() -> None:
+    """As over NCCL: those that wait burn a core each, and nothing but their stacks tells that they wait."""
+    found = spins(gone=2)
+    assert found is not None
+    assert 900.0 <= found <= 1300.0
+
+
+def test_one_stack_that_cannot_be_read_does_not_keep_the_others_from_being_looked_at() -> None:
+    assert spins(unread=2) is not None
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "deep"),
+    [
+        ({0: collective(), 1: own()}, {0: collective(), 1: own()}, True),
+        ({0: collective(), 1: own()}, {0: collective()}, True),
+        ({0: collective(), 1: ()}, {0: collective(), 1: ()}, True),
+        ({0: collective(), 1: own()}, {0: collective(), 1: ()}, True),
+        ({0: collective(), 1: own("a")}, {0: collective(), 1: own("b")}, False),
+        ({0: (), 1: ()}, {0: (), 1: ()}, False),
+        ({}, {}, False),
+    ],
+    ids=["same", "one gone", "one never read", "one read no more", "one moved", "none read", "none live"],
+)
+def test_when_stacks_that_were_read_once_ask_for_a_deep_look(
+    first: dict[int, tuple[Frame, ...]], then: dict[int, tuple[Frame, ...]], *, deep: bool
+) -> None:
+    track = JobTrack(LIMITS, 0.0, {0: 4000, 1: 4001})
+    assert not track.note_stacks(100.0, first)
+    assert track.note_stacks(200.0, then) is deep
