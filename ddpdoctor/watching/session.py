@@ -57,7 +57,7 @@ class WatchWish(msgspec.Struct, frozen=True, kw_only=True):
     ras: bool = False
 
 
-class _WatchedJob:
+class WatchedJob:
     """One job, its books, and what was told of it."""
 
     def __init__(self, job: TrainingJob, processes: Processes, limits: WatchLimits) -> None:
@@ -66,6 +66,8 @@ class _WatchedJob:
         self.limits = limits
         self.looks: deque[Mapping[str, Any]] = deque(maxlen=KEPT_LOOKS)
         self.pausing = False
+        self.failed = False
+        """The last look at it could not be taken to its end, and that was said."""
         self.relist_at = 0.0
         """When all processes of the host may be listed again, since ranks are gone."""
         self.begin()
@@ -115,7 +117,8 @@ class Watch:
         self._after_look = after_look
         self._proc = Proc()
         self._host = socket.gethostname()
-        self._jobs: dict[str, _WatchedJob] = {}
+        self.jobs: dict[str, WatchedJob] = {}
+        """By name, those that are watched now."""
         self._find_at = 0.0
         self.alarms = 0
         self.seen = 0
@@ -133,10 +136,9 @@ class Watch:
             began = time.monotonic()
             if self._wish.name is None:
                 await self._find_all(began)
-            for watched in list(self._jobs.values()):
-                await self._look(watched)
-            self._after_look([_measure(watched, time.monotonic()) for watched in self._jobs.values()])
-            if self._wish.name is not None and not self._jobs:
+            await self.look_at_all()
+            self._after_look([_measure(watched, time.monotonic()) for watched in self.jobs.values()])
+            if self._wish.name is not None and not self.jobs:
                 return
             await asyncio.sleep(max(0.1, began + self._wish.limits.every - time.monotonic()))
 
@@ -196,15 +198,15 @@ class Watch:
         self._find_at = now + max(FIND_SECONDS, self._wish.limits.every, FIND_COST * used)
         if isinstance(processes, Unknown):
             return
-        known = {rank.identity for watched in self._jobs.values() for rank in watched.job.ranks}
+        known = {rank.identity for watched in self.jobs.values() for rank in watched.job.ranks}
         for job in jobs_of(processes):
-            is_new = job.name not in self._jobs and not known.intersection(rank.identity for rank in job.ranks)
+            is_new = job.name not in self.jobs and not known.intersection(rank.identity for rank in job.ranks)
             if is_new and any(rank.place for rank in job.ranks):
                 await self._add(job, processes)
 
     async def _add(self, job: TrainingJob, processes: Processes) -> None:
-        watched = _WatchedJob(job, processes, self._wish.limits)
-        self._jobs[job.name] = watched
+        watched = WatchedJob(job, processes, self._wish.limits)
+        self.jobs[job.name] = watched
         self.seen += 1
         first = job.launcher or job.ranks[0]
         world = f" of {job.world_size}" if job.world_size and job.world_size > len(job.ranks) else ""
@@ -217,7 +219,7 @@ class Watch:
         for sentence in await self._hidden(watched):
             self._tell(Event(kind=EventKind.HIDDEN, job=job.name, text=f"Job {job.name}: {sentence}"))
 
-    async def _hidden(self, watched: _WatchedJob) -> list[str]:
+    async def _hidden(self, watched: WatchedJob) -> list[str]:
         """Say whose stacks can't be read: of these a hang is only seen where they do nothing at all."""
         ranks = watched.ranks
         spied = await spy(rank.pid for rank in ranks.values())
@@ -232,9 +234,25 @@ class Watch:
             sentences.append(f"Which rank pid {listed(nameless)} may be, nobody says; it is not watched.")
         return sentences
 
+    async def look_at_all(self) -> None:
+        """Look at each job once."""
+        for watched in list(self.jobs.values()):
+            await self._look_safely(watched)
+
+    async def _look_safely(self, watched: WatchedJob) -> None:
+        """Look at a job; where that fails, say so once, and go on with the others: one that no look can bear blinds nobody."""
+        try:
+            await self._look(watched)
+        except Exception as error:  # Whatever it is, the other jobs are watched on.
+            if not watched.failed:
+                self._tell(Event(kind=EventKind.PROBLEM, job=watched.job.name, text=_failed_words(watched, error)))
+            watched.failed = True
+        else:
+            watched.failed = False
+
     # --- one look at one job ------------------------------------------------------------------------------------------------
 
-    async def _look(self, watched: _WatchedJob) -> None:
+    async def _look(self, watched: WatchedJob) -> None:
         track = watched.track
         now = time.monotonic()
         track.note(
@@ -257,7 +275,7 @@ class Watch:
                 await self._look_deeply(watched)
         self._tell_of_pause(watched, time.monotonic())
 
-    def _has_changed(self, watched: _WatchedJob, now: float) -> bool:
+    def _has_changed(self, watched: WatchedJob, now: float) -> bool:
         """Whether the job has ended, or its launcher has started it anew, now that ranks are gone."""
         track = watched.track
         alive = set(track.ranks) - track.gone
@@ -291,13 +309,13 @@ class Watch:
         stat = self._proc.stat(process.pid)
         return not isinstance(stat, Unknown) and stat.start == process.start and not stat.ended
 
-    def _end(self, watched: _WatchedJob) -> None:
-        del self._jobs[watched.job.name]
+    def _end(self, watched: WatchedJob) -> None:
+        del self.jobs[watched.job.name]
         hung = " It had not moved until then." if watched.track.hanging else ""
         text = f"Job {watched.job.name} has ended.{hung}"
         self._tell(Event(kind=EventKind.ENDED, job=watched.job.name, text=text))
 
-    async def _look_deeply(self, watched: _WatchedJob) -> None:
+    async def _look_deeply(self, watched: WatchedJob) -> None:
         track = watched.track
         self._take_anew(watched)
         still = track.stillness()
@@ -311,9 +329,9 @@ class Watch:
             text = f"Job {watched.job.name} moves again{stood}."
             self._tell(Event(kind=EventKind.MOVES, job=watched.job.name, text=text, seconds=seconds))
         elif track.hang_is_due():
-            self._alarm(watched)
+            self.alarm(watched)
 
-    def _take_anew(self, watched: _WatchedJob) -> None:
+    def _take_anew(self, watched: WatchedJob) -> None:
         """See which processes the job has now: DataLoader workers come and go."""
         processes = self._list()
         if isinstance(processes, Unknown):
@@ -325,7 +343,8 @@ class Watch:
 
     # --- what is told -------------------------------------------------------------------------------------------------------
 
-    def _alarm(self, watched: _WatchedJob) -> None:
+    def alarm(self, watched: WatchedJob) -> None:
+        """Examine a job that has stood still for as long as it takes, and sound the alarm."""
         track, job = watched.track, watched.job
         still = track.stillness()
         assert still is not None
@@ -336,8 +355,6 @@ class Watch:
             # All run all the while, and by what was seen together they go on.
             track.note_moved(track.last.ended)
             return
-        track.hanging = True
-        self.alarms += 1
         seconds = track.last.ended - still.since
         examination = examine_still_job(job, whole, self._catalogue, ras=self._wish.ras)
         text, culprits = who_lags(examination)
@@ -352,6 +369,9 @@ class Watch:
                 seen=_seen(watched, seconds),
             )
         )
+        # Not before: where something has failed until here, the next look tries again.
+        track.hanging = True
+        self.alarms += 1
         details = [f"ddpdoctor jobs --hang {job.name}"]
         away = (job.world_size or 0) - len(track.ranks)
         if away > 0:
@@ -367,7 +387,7 @@ class Watch:
             )
         )
 
-    def _tell_of_pause(self, watched: _WatchedJob, now: float) -> None:
+    def _tell_of_pause(self, watched: WatchedJob, now: float) -> None:
         """Tell once of each pause in which ranks wait for one that works."""
         track = watched.track
         if not track.held_up_by or track.waited(now) < self._wish.limits.suspect:
@@ -385,7 +405,15 @@ class Watch:
         self._tell(Event(kind=EventKind.PAUSE, job=watched.job.name, text=one_line(text), seconds=seconds))
 
 
-def _measure(watched: _WatchedJob, now: float) -> JobMeasure:
+def _failed_words(watched: WatchedJob, error: Exception) -> str:
+    why = one_line(clip(f"{type(error).__name__}: {error}", 200))
+    return (
+        f"Job {watched.job.name} could not be looked at: ddpdoctor itself failed ({why}). That is a bug in it. "
+        f"The next look tries again; other jobs are watched as before."
+    )
+
+
+def _measure(watched: WatchedJob, now: float) -> JobMeasure:
     track = watched.track
     still = track.stillness()
     holding = {state.number for state in track.held_up_by} if watched.pausing else set()
@@ -405,7 +433,7 @@ def _measure(watched: _WatchedJob, now: float) -> JobMeasure:
     )
 
 
-def _as_data(watched: _WatchedJob, now: float) -> Mapping[str, Any]:
+def _as_data(watched: WatchedJob, now: float) -> Mapping[str, Any]:
     return {
         "at": round(time.time(), 3),
         "ranks": {
@@ -419,7 +447,7 @@ def _as_data(watched: _WatchedJob, now: float) -> Mapping[str, Any]:
     }
 
 
-def _seen(watched: _WatchedJob, seconds: float) -> Mapping[str, Any]:
+def _seen(watched: WatchedJob, seconds: float) -> Mapping[str, Any]:
     track = watched.track
     return {
         "job": watched.job.name,

@@ -1,0 +1,126 @@
+"""What a watch does with several jobs: none of them keeps it from looking at the others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import pytest
+
+from ddpdoctor.checks.catalogue import catalogue
+from ddpdoctor.engine.examination import Examination
+from ddpdoctor.facts.plan import NO_PLAN
+from ddpdoctor.facts.processes import Process, Processes, ProcessIdentity, ProcessRole, RankPlace
+from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.probes.proc import Proc
+from ddpdoctor.processes.jobs import TrainingJob
+from ddpdoctor.watching import session
+from ddpdoctor.watching.alarm import Alarm
+from ddpdoctor.watching.counters import Counters
+from ddpdoctor.watching.deep_look import DeepLook
+from ddpdoctor.watching.events import Event, EventKind
+from ddpdoctor.watching.job_track import WatchLimits
+from ddpdoctor.watching.session import Watch, WatchedJob, WatchWish
+from tests.support.hangs import collective, hang, own, rank
+
+LIMITS = WatchLimits(confirm=600.0, every=10.0)
+NOTHING = Processes(watched=0.0)
+
+
+def process(pid: int, number: int, uid: int = 1000) -> Process:
+    place = RankPlace(rank=number, world_size=2, source="RANK")
+    return Process(pid=pid, start=1, parent=1, uid=uid, user=f"user{uid}", role=ProcessRole.RANK, place=place)
+
+
+def job(pid: int, uid: int = 1000, ranks: int = 2) -> TrainingJob:
+    """Its ranks' pids follow on its own."""
+    return TrainingJob(name=str(pid), ranks=tuple(process(pid + 1 + number, number, uid) for number in range(ranks)))
+
+
+class Played:
+    """A watch over made-up jobs, and what it told."""
+
+    def __init__(self, *jobs: TrainingJob) -> None:
+        self.told: list[Event] = []
+        self.sounded: list[Alarm] = []
+        self.watch = Watch(
+            WatchWish(name=None, limits=LIMITS), catalogue(), self.told.append, self.sound, lambda _: None
+        )
+        self.jobs = [WatchedJob(one, NOTHING, LIMITS) for one in jobs]
+        for watched in self.jobs:
+            self.watch.jobs[watched.job.name] = watched
+
+    def sound(self, alarm: Alarm) -> str:
+        self.sounded.append(alarm)
+        return "/evidence"
+
+    def round(self) -> None:
+        asyncio.run(self.watch.look_at_all())
+
+    def texts(self, kind: EventKind) -> list[str]:
+        return [event.text for event in self.told if event.kind is kind]
+
+
+def counted(runs: Mapping[int, int]) -> object:
+    """In place of the kernel's counters; a pid that isn't there is one whose counters can't be read for a reason nobody thought of."""
+
+    def count(identity: ProcessIdentity, _: Proc) -> Counters:
+        return Counters(
+            seconds=0.0, state="R", runs=runs[identity.pid], main_cpu=1.0, main_bytes=1, cpu=1.0, resident=1, major_faults=0
+        )  # fmt: skip
+
+    return count
+
+
+def test_a_job_that_no_look_can_bear_keeps_nobody_from_looking_at_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = {201: 7, 202: 7}
+    monkeypatch.setattr(session, "count", counted(runs))
+    played = Played(job(100), job(200))
+    played.round()
+    played.round()
+    [problem] = played.texts(EventKind.PROBLEM)
+    assert problem.startswith("Job 100 could not be looked at: ddpdoctor itself failed (KeyError: 101)")
+    assert len(played.jobs[1].looks) == 2
+    runs.update({101: 7, 102: 7})
+    played.round()
+    assert len(played.jobs[0].looks) == 1
+    del runs[101]
+    played.round()
+    assert len(played.texts(EventKind.PROBLEM)) == 2
+
+
+def still(played: Played) -> None:
+    """Have the first job stand still for as long as it takes, but for the last look."""
+    track = played.jobs[0].track
+    began = min(track.moved.values())
+    looked = hang(rank(0, collective()), rank(1, own()))
+    for number in range(4):
+        at = began + 300.0 * number
+        track.note_deep(DeepLook(began=at, ended=at + 2.0, hang=looked))
+
+
+def test_an_alarm_that_could_not_be_given_is_given_by_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(job(100))
+    still(played)
+    tried: list[int] = []
+
+    def examine(*_: object, **__: object) -> Examination:
+        tried.append(1)
+        if len(tried) == 1:
+            raise ValueError("no examination")
+        return Examination(Snapshot(), NO_PLAN, ())
+
+    async def look(watched: WatchedJob) -> None:
+        if watched.track.hang_is_due():
+            played.watch.alarm(watched)
+
+    monkeypatch.setattr(session, "examine_still_job", examine)
+    monkeypatch.setattr(session, "who_lags", lambda _: ("rank 1 lags", (1,)))
+    monkeypatch.setattr(played.watch, "_look", look)
+    played.round()
+    assert played.watch.alarms == 0
+    assert not played.jobs[0].track.hanging
+    assert "no examination" in played.texts(EventKind.PROBLEM)[0]
+    played.round()
+    played.round()
+    assert played.watch.alarms == len(played.sounded) == len(played.texts(EventKind.HANG)) == 1
