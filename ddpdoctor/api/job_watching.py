@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -16,6 +17,7 @@ from ddpdoctor.api.errors import NoVerdictError, UsageError, refuse_empty, write
 if TYPE_CHECKING:
     from ddpdoctor.watching.alarm import Alarm
     from ddpdoctor.watching.events import Event
+    from ddpdoctor.watching.follow_up import FollowUp
     from ddpdoctor.watching.metrics import JobMeasure
 
 COMMAND: Final = "watch"
@@ -69,13 +71,14 @@ def watch(
 
     from ddpdoctor.base.async_work import until_stopped
     from ddpdoctor.checks.catalogue import catalogue
+    from ddpdoctor.watching.follow_up import FollowUp
     from ddpdoctor.watching.job_track import WatchLimits
     from ddpdoctor.watching.session import NotWatchedError, Watch, WatchWish
 
     _refuse(job, all_jobs, confirm, every)
     refuse_empty(on_hang=on_hang, evidence=evidence, prometheus=prometheus)
     name = None if all_jobs else str(job)
-    beside = _Beside(on_hang or "", evidence, prometheus, tell)
+    beside = _Beside(FollowUp(on_hang or "", confirm), evidence, prometheus, tell)
     limits = WatchLimits(confirm=confirm, every=every)
     watching = Watch(
         WatchWish(name=name, limits=limits, ras=ras), catalogue(), beside.tell, beside.sound, beside.note_look
@@ -105,16 +108,15 @@ class _Beside:
     """What happens beside the looking: evidence, metrics, and the command."""
 
     def __init__(
-        self, command: str, evidence: str | None, prometheus: str | None, tell: Callable[[Event], None]
+        self, follow_up: FollowUp, evidence: str | None, prometheus: str | None, tell: Callable[[Event], None]
     ) -> None:
         from ddpdoctor.base.whole_files import check_writable
         from ddpdoctor.watching.evidence_folder import default_parent, prepare
-        from ddpdoctor.watching.follow_up import FollowUp
 
         self._parent = Path(evidence) if evidence is not None else default_parent(os.environ)
         self._prometheus = prometheus
         self._tell = tell
-        self._follow_up = FollowUp(command)
+        self._follow_up = follow_up
         self._alarms = 0
         self._complained = False
         try:
@@ -131,7 +133,11 @@ class _Beside:
                 raise UsageError(write_problem(prometheus, error, "the metrics can't be written")) from error
 
     def tell(self, event: Event) -> None:
-        """Hand an event on."""
+        """Hand an event on; of a job that moves again or is gone, what waits for its turn is not run any more."""
+        from ddpdoctor.watching.events import EventKind
+
+        if event.kind in (EventKind.MOVES, EventKind.RESTARTED, EventKind.ENDED):
+            self._follow_up.forget(event.job)
         self._tell(event)
 
     def sound(self, alarm: Alarm) -> str:
@@ -144,7 +150,7 @@ class _Beside:
             folder = write_evidence(self._parent, alarm.job, _evidence_files(alarm))
         except OSError as error:
             self._say_problem(alarm.job, write_problem(self._parent, error, "no evidence was written"))
-        if why := self._follow_up.start(alarm, folder):
+        if why := self._follow_up.start(alarm, folder, time.monotonic()):
             self._say_problem(alarm.job, f"--on-hang: {why}")
         return folder
 
@@ -152,19 +158,19 @@ class _Beside:
         """Write the metrics, and say what came of commands."""
         from ddpdoctor.watching.events import Event, EventKind
 
-        for job, code in self._follow_up.ended():
-            if code:
-                text = f"Job {job}: the command of --on-hang ended with {_code_words(code)}."
+        for job, what in self._follow_up.ended(time.monotonic()):
+            if what:
+                text = f"Job {job}: the command of --on-hang {what}."
                 self._tell(Event(kind=EventKind.COMMAND, job=job, text=text))
         if self._prometheus is not None:
             self._write_metrics(self._prometheus, jobs)
 
     def finish(self) -> None:
-        """Say which commands are left running."""
+        """Say which command is left running, and which were not run."""
         from ddpdoctor.watching.events import Event, EventKind
 
-        if running := self._follow_up.running:
-            text = f"The command of --on-hang still runs (pid {running}), and is left to."
+        if left := self._follow_up.left:
+            text = f"The command of --on-hang {left}."
             self._tell(Event(kind=EventKind.COMMAND, job="", text=text))
 
     def _write_metrics(self, path: str, jobs: Sequence[JobMeasure]) -> None:
@@ -200,9 +206,3 @@ def _evidence_files(alarm: Alarm) -> dict[str, bytes]:
         "stacks.txt": stacks_text(alarm.examination).encode(errors="replace"),
         "seen.json": json.dumps(alarm.seen, indent=1).encode(),
     }
-
-
-def _code_words(code: int) -> str:
-    from ddpdoctor.base.text import signal_name
-
-    return f"exit code {code}" if code > 0 else f"signal {signal_name(-code)}"

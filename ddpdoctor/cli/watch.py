@@ -37,7 +37,7 @@ def watch(
         str | None,
         typer.Option(
             metavar="COMMAND",
-            help="Run this by the shell when a job has stopped; DDPDOCTOR_JOB, _PIDS, _RANKS, _SECONDS and _EVIDENCE are set.",
+            help="Run this by the shell when a job has stopped; DDPDOCTOR_JOB, _USER, _PIDS, _RANKS, _SECONDS and _EVIDENCE are set.",
         ),
     ] = None,
     evidence: Annotated[

@@ -31,11 +31,12 @@ RAS_SECONDS = 3.0
 class Alarm(msgspec.Struct, frozen=True, kw_only=True):
     """A job that has stopped moving.
 
-    job: as `ddpdoctor jobs` calls it. text: who lags, and where. seconds: since it moved last. culprits: the ranks whose fault it is, as
+    job: as `ddpdoctor jobs` calls it. uid: whose it is. text: who lags, and where. seconds: since it moved last. culprits: the ranks whose fault it is, as
     far as that could be told. pids: of its ranks. examination: what `jobs --hang` reports. seen: what was counted before, as data.
     """
 
     job: str
+    uid: int
     text: str
     seconds: float
     culprits: tuple[int, ...]

@@ -80,6 +80,11 @@ class WatchedJob:
         self.pausing = False
 
     @property
+    def uid(self) -> int:
+        """Whose it is: what any process may say of a launcher isn't believed, but whose the ranks are is the kernel's word."""
+        return self.job.ranks[0].uid
+
+    @property
     def ranks(self) -> Mapping[int, Process]:
         return {rank.place.rank: rank for rank in self.job.ranks if rank.place}
 
@@ -361,6 +366,7 @@ class Watch:
         folder = self._sound(
             Alarm(
                 job=job.name,
+                uid=watched.uid,
                 text=text,
                 seconds=seconds,
                 culprits=culprits,

@@ -1,54 +1,127 @@
-"""The command of `--on-hang`: started once, told what is known, and nobody waits for it."""
+"""The command of `--on-hang`: one at a time, told what is known, and nobody waits for it."""
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
+
+import msgspec
+import pytest
 
 from ddpdoctor.engine.examination import Examination
 from ddpdoctor.facts.plan import NO_PLAN
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.watching.alarm import Alarm
-from ddpdoctor.watching.follow_up import FollowUp
+from ddpdoctor.watching.follow_up import MAX_WAITING, MAX_WAITING_OF_OWNER, FollowUp
+
+OTHER = 61_234
+"""Nobody's number."""
 
 
-def alarm(tmp_path: Path) -> Alarm:
+def alarm(job: str = "4711", uid: int | None = None) -> Alarm:
     return Alarm(
-        job="4711", text="rank 1 lags", seconds=601.4, culprits=(1,), pids=(4712, 4713),
+        job=job, uid=os.geteuid() if uid is None else uid, text="rank 1 lags", seconds=601.4, culprits=(1,), pids=(4712, 4713),
         examination=Examination(Snapshot(), NO_PLAN, ()), seen={},
     )  # fmt: skip
 
 
-def ended(follow_up: FollowUp) -> list[tuple[str, int]]:
+def ended(follow_up: FollowUp, now: float = 0.0) -> list[tuple[str, str]]:
     until = time.monotonic() + 30
     while time.monotonic() < until:
-        if codes := follow_up.ended():
-            return codes
+        if told := follow_up.ended(now):
+            return told
         time.sleep(0.05)
     return []
 
 
 def test_it_is_told_what_is_known(tmp_path: Path) -> None:
     told = tmp_path / "told"
-    follow_up = FollowUp(f'echo "$DDPDOCTOR_JOB/$DDPDOCTOR_PIDS/$DDPDOCTOR_RANKS/$DDPDOCTOR_SECONDS" > {told}; exit 7')
-    assert follow_up.start(alarm(tmp_path), "/evidence") == ""
-    assert ended(follow_up) == [("4711", 7)]
-    assert told.read_text() == "4711/4712 4713/1/601\n"
-    assert follow_up.ended() == []
+    names = ("JOB", "USER", "PIDS", "RANKS", "SECONDS", "EVIDENCE")
+    follow_up = FollowUp(f"echo {'/'.join(f'$DDPDOCTOR_{name}' for name in names)} > {told}; exit 7", 600.0)
+    assert follow_up.start(alarm(uid=OTHER), "evidence", 0.0) == ""
+    assert ended(follow_up) == [("4711", "ended with exit code 7")]
+    assert told.read_text() == f"4711/{OTHER}/4712 4713/1/601/evidence\n"
+    assert follow_up.ended(0.0) == []
 
 
-def test_nobody_waits_for_it(tmp_path: Path) -> None:
-    follow_up = FollowUp(f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done")
-    began = time.monotonic()
-    assert follow_up.start(alarm(tmp_path), "") == ""
-    assert follow_up.ended() == []
-    assert follow_up.running != ""
-    assert time.monotonic() - began < 20
+def test_what_it_starts_is_no_helper_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else `jobs`, `watch` and the others would not see a training that it starts anew."""
+    monkeypatch.setenv("DDPDOCTOR_INQUIRY", "1")
+    follow_up = FollowUp(f"env > {tmp_path}/environ", 600.0)
+    assert follow_up.start(alarm(), "", 0.0) == ""
+    assert ended(follow_up) == [("4711", "")]
+    environ = (tmp_path / "environ").read_text()
+    assert "DDPDOCTOR_JOB=4711" in environ
+    assert "DDPDOCTOR_INQUIRY" not in environ
+
+
+def test_nobody_waits_for_it_and_the_next_waits_its_turn(tmp_path: Path) -> None:
+    follow_up = FollowUp(
+        f'echo "$DDPDOCTOR_JOB" >> {tmp_path}/ran; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done', 600.0
+    )
+    assert follow_up.start(alarm("1"), "", 0.0) == ""
+    assert follow_up.start(alarm("2"), "", 0.0).startswith("it waits until the one for job 1 (pid ")
+    assert follow_up.start(alarm("3"), "", 0.0) != ""
+    follow_up.forget("2")
+    assert follow_up.ended(0.0) == []
+    assert follow_up.left.startswith("still runs (pid ")
+    assert follow_up.left.endswith("; it was not run for 1 alarm whose turn had not come")
     (tmp_path / "go").touch()
-    assert ended(follow_up) == [("4711", 0)]
+    assert ended(follow_up) == [("1", "")]
+    assert ended(follow_up) == [("3", "")]
+    assert follow_up.left == ""
+    assert (tmp_path / "ran").read_text() == "1\n3\n"
 
 
-def test_without_a_command_nothing_is_started(tmp_path: Path) -> None:
-    follow_up = FollowUp("")
-    assert follow_up.start(alarm(tmp_path), "") == ""
-    assert follow_up.running == ""
+def test_another_user_sets_it_off_once_in_a_while() -> None:
+    follow_up = FollowUp("true", 600.0)
+    assert follow_up.start(alarm("1", OTHER), "", 0.0) == ""
+    assert ended(follow_up) == [("1", "")]
+    said = follow_up.start(alarm("2", OTHER), "", 100.0)
+    assert said == f"it waits, since one was run for a job of uid {OTHER} less than 600 s ago"
+    assert follow_up.ended(599.0) == []
+    # Who waits holds nobody else up.
+    assert follow_up.start(alarm("3", OTHER + 1), "", 599.0) == ""
+    assert ended(follow_up, 599.0) == [("3", "")]
+    assert follow_up.ended(600.0) == []
+    assert ended(follow_up, 600.0) == [("2", "")]
+
+
+def test_who_waited_gets_no_pid_that_is_somebody_elses_by_now(tmp_path: Path) -> None:
+    follow_up = FollowUp(f'echo "$DDPDOCTOR_JOB:$DDPDOCTOR_PIDS" >> {tmp_path}/ran', 600.0)
+    ours = msgspec.structs.replace(alarm("2", OTHER), pids=(os.getpid(),))
+    assert follow_up.start(alarm("1", OTHER), "", 0.0) == ""
+    assert follow_up.start(ours, "", 0.0) != ""
+    assert ended(follow_up) == [("1", "")]
+    assert follow_up.ended(600.0) == []
+    assert ended(follow_up, 600.0) == [("2", "")]
+    assert (tmp_path / "ran").read_text() == "1:4712 4713\n2:\n"
+
+
+def test_ones_own_alarms_come_one_after_the_other() -> None:
+    follow_up = FollowUp("true", 600.0)
+    for job in ("1", "2"):
+        assert follow_up.start(alarm(job), "", 0.0) == ""
+        assert ended(follow_up) == [(job, "")]
+
+
+def test_the_queue_is_bounded_and_what_is_dropped_is_said() -> None:
+    follow_up = FollowUp("true", 600.0)
+    assert follow_up.start(alarm("1", OTHER), "", 0.0) == ""
+    for number in range(MAX_WAITING_OF_OWNER):
+        assert "it waits" in follow_up.start(alarm(f"1{number}", OTHER), "", 0.0)
+    said = follow_up.start(alarm("19", OTHER), "", 0.0)
+    assert said == f"it is not run for this alarm, since 4 others of uid {OTHER}'s jobs wait for their turn"
+    for number in range(MAX_WAITING - MAX_WAITING_OF_OWNER):
+        assert "it waits" in follow_up.start(alarm(f"2{number}"), "", 0.0)
+    assert "since 32 others wait" in follow_up.start(alarm("3", OTHER + 1), "", 0.0)
+    assert ended(follow_up) == [("1", "")]
+    follow_up.forget("20")
+    ended(follow_up)
+
+
+def test_without_a_command_nothing_is_started() -> None:
+    follow_up = FollowUp("", 600.0)
+    assert follow_up.start(alarm(), "", 0.0) == ""
+    assert follow_up.left == ""
