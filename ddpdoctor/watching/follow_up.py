@@ -92,7 +92,7 @@ class FollowUp:
             if due is None:
                 break
             self._waiting.remove(due)
-            if why := self._launch(_Due(_still_there(due.alarm), due.folder), now):
+            if why := self._launch(due, now):
                 told.append((due.alarm.job, f"could not be started: {why}"))
         return told
 
@@ -113,7 +113,7 @@ class FollowUp:
         told = {
             "DDPDOCTOR_JOB": alarm.job,
             "DDPDOCTOR_USER": user_name(alarm.uid).removeprefix("uid "),
-            "DDPDOCTOR_PIDS": " ".join(map(str, alarm.pids)),
+            "DDPDOCTOR_PIDS": " ".join(map(str, _pids_of_owner(alarm))),
             "DDPDOCTOR_RANKS": " ".join(map(str, alarm.culprits)),
             "DDPDOCTOR_SECONDS": f"{alarm.seconds:.0f}",
             "DDPDOCTOR_EVIDENCE": due.folder,
@@ -142,10 +142,10 @@ def _is_other(uid: int) -> bool:
     return uid != os.geteuid()
 
 
-def _still_there(alarm: Alarm) -> Alarm:
-    """Leave out pids that may be other users' processes by now, since the command waited for its turn."""
+def _pids_of_owner(alarm: Alarm) -> list[int]:
+    """Leave out what is another user's process: one that has the pid by now, or has joined the job from beside."""
     proc = Proc()
-    return msgspec.structs.replace(alarm, pids=tuple(pid for pid in alarm.pids if proc.owner(pid) == alarm.uid))
+    return [pid for pid in alarm.pids if proc.owner(pid) == alarm.uid]
 
 
 def _code_words(code: int) -> str:
