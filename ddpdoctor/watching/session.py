@@ -38,6 +38,9 @@ FIND_SECONDS: Final = 60.0
 """At least so long it is between two looks for new jobs, which go over all processes of the host."""
 FIND_COST: Final = 1000
 """The look for new jobs is taken so seldom that it takes a thousandth of a core at most."""
+MAX_TURNS: Final = 2
+"""So many jobs of one other user are looked at by more than counters in one round: hundreds of made-up jobs keep nobody from looking at
+those of others."""
 KEPT_LOOKS: Final = 240
 """Of a job, for the evidence."""
 
@@ -66,6 +69,10 @@ class WatchedJob:
         self.limits = limits
         self.looks: deque[Mapping[str, Any]] = deque(maxlen=KEPT_LOOKS)
         self.pausing = False
+        self.introduced = False
+        """It was told what can't be seen of it."""
+        self.turn_at = 0.0
+        """When it last had its turn for more than counters."""
         self.failed = False
         """The last look at it could not be taken to its end, and that was said."""
         self.relist_at = 0.0
@@ -125,6 +132,10 @@ class Watch:
         self.jobs: dict[str, WatchedJob] = {}
         """By name, those that are watched now."""
         self._find_at = 0.0
+        self._turns: dict[str, int] = {}
+        """Jobs that had their turn in this round, and whose they are."""
+        self._put_off: set[int] = set()
+        """Users of whom it was said that jobs of theirs are looked at later."""
         self.alarms = 0
         self.seen = 0
         """Jobs that were watched."""
@@ -140,7 +151,7 @@ class Watch:
         while True:
             began = time.monotonic()
             if self._wish.name is None:
-                await self._find_all(began)
+                self._find_all(began)
             await self.look_at_all()
             self._after_look([_measure(watched, time.monotonic()) for watched in self.jobs.values()])
             if self._wish.name is not None and not self.jobs:
@@ -177,7 +188,7 @@ class Watch:
             await asyncio.sleep(1.0)
         if not any(rank.place for rank in job.ranks):
             raise NotWatchedError(f"Nobody says which ranks the processes of job {job.name} are; it can't be watched.")
-        await self._add(job, processes)
+        self._add(job, processes)
 
     def _foreign(self, name: str) -> str:
         """Say that a process belongs to another user, into whose processes this one can't look; "" where that is not so."""
@@ -194,7 +205,7 @@ class Watch:
         stat = self._proc.stat(int(name)) if name.strip().isdecimal() else Unknown("no pid")
         return not isinstance(stat, Unknown) and not stat.ended and stat.age < START_SECONDS
 
-    async def _find_all(self, now: float) -> None:
+    def _find_all(self, now: float) -> None:
         if now < self._find_at:
             return
         used = time.process_time()
@@ -207,9 +218,9 @@ class Watch:
         for job in jobs_of(processes):
             is_new = job.name not in self.jobs and not known.intersection(rank.identity for rank in job.ranks)
             if is_new and any(rank.place for rank in job.ranks):
-                await self._add(job, processes)
+                self._add(job, processes)
 
-    async def _add(self, job: TrainingJob, processes: Processes) -> None:
+    def _add(self, job: TrainingJob, processes: Processes) -> None:
         watched = WatchedJob(job, processes, self._wish.limits)
         self.jobs[job.name] = watched
         self.seen += 1
@@ -221,8 +232,13 @@ class Watch:
             f"looked at every {limits.every:g} s; a word if nothing of it moves for {limits.confirm:g} s."
         )
         self._tell(Event(kind=EventKind.FOUND, job=job.name, text=text))
+
+    async def _introduce(self, watched: WatchedJob) -> None:
+        """Tell what can't be seen of a job."""
+        watched.introduced = True
+        name = watched.job.name
         for sentence in await self._hidden(watched):
-            self._tell(Event(kind=EventKind.HIDDEN, job=job.name, text=f"Job {job.name}: {sentence}"))
+            self._tell(Event(kind=EventKind.HIDDEN, job=name, text=f"Job {name}: {sentence}"))
 
     async def _hidden(self, watched: WatchedJob) -> list[str]:
         """Say whose stacks can't be read: of these a hang is only seen where they do nothing at all."""
@@ -241,8 +257,28 @@ class Watch:
 
     async def look_at_all(self) -> None:
         """Look at each job once."""
-        for watched in list(self.jobs.values()):
+        self._turns.clear()
+        for watched in sorted(self.jobs.values(), key=lambda one: one.turn_at):
             await self._look_safely(watched)
+
+    def _has_turn(self, watched: WatchedJob, *, say: bool = False) -> bool:
+        """Whether a job may be looked at by more than counters in this round: of each other user, a few may. say: tell of the first
+        that may not."""
+        uid = watched.uid
+        if uid == os.geteuid() or watched.job.name in self._turns:
+            return True
+        if list(self._turns.values()).count(uid) < MAX_TURNS:
+            self._turns[watched.job.name] = uid
+            watched.turn_at = time.monotonic()
+            return True
+        if say and uid not in self._put_off:
+            self._put_off.add(uid)
+            text = (
+                f"More than {MAX_TURNS} jobs of {user_name(uid)} need a closer look at the same time: the others are looked at later, "
+                f"so that other users' jobs are looked at in time, and a hang of theirs may be told later."
+            )
+            self._tell(Event(kind=EventKind.PROBLEM, job="", text=text))
+        return False
 
     async def _look_safely(self, watched: WatchedJob) -> None:
         """Look at a job; where that fails, say so once, and go on with the others: one that no look can bear blinds nobody."""
@@ -271,9 +307,12 @@ class Watch:
         watched.looks.append(_as_data(watched, now))
         if track.gone and self._has_changed(watched, now):
             return
+        if not watched.introduced and self._has_turn(watched):
+            await self._introduce(watched)
         if track.wants_deep_look(now):
-            await self._look_deeply(watched)
-        elif track.wants_stacks(now):
+            if self._has_turn(watched, say=True):
+                await self._look_deeply(watched)
+        elif track.wants_stacks(now) and self._has_turn(watched, say=True):
             living = track.living
             spied = await spy(living.values())
             if track.note_stacks(time.monotonic(), {rank: spied[pid].frames for rank, pid in living.items()}):
@@ -288,7 +327,7 @@ class Watch:
         if not alive and not launchers:
             self._end(watched)
             return True
-        if now < watched.relist_at:
+        if now < watched.relist_at or not self._has_turn(watched):
             return not alive
         watched.relist_at = now + watched.limits.between_deep
         processes = self._list()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import time
 from collections.abc import Mapping
 
 import pytest
@@ -19,20 +21,22 @@ from ddpdoctor.watching.alarm import Alarm
 from ddpdoctor.watching.counters import Counters
 from ddpdoctor.watching.deep_look import DeepLook
 from ddpdoctor.watching.events import Event, EventKind
-from ddpdoctor.watching.job_track import WatchLimits
-from ddpdoctor.watching.session import Watch, WatchedJob, WatchWish
+from ddpdoctor.watching.job_track import JobTrack, WatchLimits
+from ddpdoctor.watching.session import MAX_TURNS, Watch, WatchedJob, WatchWish
 from tests.support.hangs import collective, hang, own, rank
 
 LIMITS = WatchLimits(confirm=600.0, every=10.0)
+OTHER = 61_234
+"""Nobody's number."""
 NOTHING = Processes(watched=0.0)
 
 
-def process(pid: int, number: int, uid: int = 1000) -> Process:
+def process(pid: int, number: int, uid: int = OTHER) -> Process:
     place = RankPlace(rank=number, world_size=2, source="RANK")
     return Process(pid=pid, start=1, parent=1, uid=uid, user=f"user{uid}", role=ProcessRole.RANK, place=place)
 
 
-def job(pid: int, uid: int = 1000, ranks: int = 2) -> TrainingJob:
+def job(pid: int, uid: int = OTHER, ranks: int = 2) -> TrainingJob:
     """Its ranks' pids follow on its own."""
     return TrainingJob(name=str(pid), ranks=tuple(process(pid + 1 + number, number, uid) for number in range(ranks)))
 
@@ -48,6 +52,7 @@ class Played:
         )
         self.jobs = [WatchedJob(one, NOTHING, LIMITS) for one in jobs]
         for watched in self.jobs:
+            watched.introduced = True
             self.watch.jobs[watched.job.name] = watched
 
     def sound(self, alarm: Alarm) -> str:
@@ -124,3 +129,32 @@ def test_an_alarm_that_could_not_be_given_is_given_by_the_next_look(monkeypatch:
     played.round()
     played.round()
     assert played.watch.alarms == len(played.sounded) == len(played.texts(EventKind.HANG)) == 1
+
+
+@pytest.mark.parametrize(
+    ("uids", "rounds", "said"),
+    [((OTHER,) * 5 + (OTHER + 1,), 3, 1), ((OTHER,) * 2, 1, 0), ((None,) * 5, 1, 0)],
+    ids=["many of one user", "few", "our own"],
+)
+def test_one_users_jobs_do_not_keep_the_watch_from_those_of_others(
+    uids: tuple[int | None, ...], rounds: int, said: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [job(100 * (n + 1), os.geteuid() if uid is None else uid) for n, uid in enumerate(uids)]
+    monkeypatch.setattr(session, "count", counted({one.pid: 7 for its in jobs for one in its.ranks}))
+    played = Played(*jobs)
+    for watched in played.jobs:
+        watched.track = JobTrack(LIMITS, time.monotonic() - 500.0, watched.track.ranks)
+    looked: list[list[WatchedJob]] = []
+
+    async def look_deeply(watched: WatchedJob) -> None:
+        looked[-1].append(watched)
+
+    monkeypatch.setattr(played.watch, "_look_deeply", look_deeply)
+    for _ in range(rounds):
+        looked.append([])
+        played.round()
+        for uid in set(uids) - {None}:
+            assert 0 < sum(watched.uid == uid for watched in looked[-1]) <= MAX_TURNS
+    # None is left out for ever.
+    assert {watched.job.name for its in looked for watched in its} == {one.name for one in jobs}
+    assert len(played.texts(EventKind.PROBLEM)) == said
