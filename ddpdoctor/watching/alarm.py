@@ -68,7 +68,7 @@ def is_hang(hang: Hang) -> bool:
 
 def who_lags(examination: Examination) -> tuple[str, tuple[int, ...]]:
     """Say who lags and where, and name these ranks: by the finding; without one by the stacks in groups, the odd ones first, since what
-    most do is mostly what all should."""
+    most do is mostly what all should: these are named then, too."""
     if examination.findings:
         finding = examination.findings[0][2]
         if finding.rank is not None:
@@ -78,7 +78,7 @@ def who_lags(examination: Examination) -> tuple[str, tuple[int, ...]]:
         hint = f"; most stand elsewhere than {ranks_named(odd)}: look at {them} first" if odd else ""
         return f"{one_line(finding.summary)}{hint}", odd
     gathered = groups(examination)
-    return "; ".join(f"{group.ranks} {group.words}" for group in gathered) or "nothing of it could be seen", ()
+    return "; ".join(f"{group.ranks} {group.words}" for group in gathered) or "nothing of it could be seen", odd_ones(hang_of(examination))
 
 
 def odd_ones(hang: Hang) -> tuple[int, ...]:
