@@ -160,13 +160,14 @@ def _hang(name: str | None, hang: bool, dumps: Sequence[str], ras: bool, seconds
 
 
 def _overview(name: str | None) -> JobsResult:
+    from ddpdoctor.base.text import pid_named
     from ddpdoctor.checks.catalogue import catalogue
     from ddpdoctor.probes.context import Context
     from ddpdoctor.probes.session import collect_facts
     from ddpdoctor.processes.overview import UnknownJobError, checks_of_jobs, groups_of, overview
 
     checks = checks_of_jobs(catalogue())
-    asked = int(name) if name and name.strip().isascii() and name.strip().isdecimal() else 0
+    asked = pid_named(name or "")
     snapshot = collect_facts(Context(sys.executable, "ddpdoctor", quick=True, asked=asked), groups_of(checks))
     try:
         return JobsResult(overview(snapshot, checks, name))

@@ -21,6 +21,7 @@ alone, and bytes that are no text."""
 MIB: Final = 1024**2
 GIB: Final = 1024**3
 
+MAX_PID_DIGITS: Final = 10
 LONGEST_QUOTE: Final = 160
 """Characters of a line that is quoted."""
 
@@ -89,6 +90,12 @@ def guard(stream: TextIO) -> None:
         return len(text)
 
     stream.write = guarded  # type: ignore[method-assign]
+
+
+def pid_named(text: str) -> int:
+    """Read the pid that somebody names; 0 where it is none: no plain number, or more digits than any pid has."""
+    word = text.strip()
+    return int(word) if word.isascii() and word.isdecimal() and len(word) <= MAX_PID_DIGITS else 0
 
 
 def human(size: float) -> str:

@@ -13,7 +13,7 @@ import msgspec
 
 from ddpdoctor.base.async_work import until_stopped
 from ddpdoctor.base.status_line import StatusLine
-from ddpdoctor.base.text import dotted, plural
+from ddpdoctor.base.text import dotted, pid_named, plural
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.examination import Examination
 from ddpdoctor.engine.explanations import Explanation
@@ -88,7 +88,7 @@ def examine_job(
         ras: whether NCCL's RAS is asked, too.
         alone: only that process and what it has started is the job; of the jobs that there are nothing is said.
     """
-    asked = int(name) if name and name.strip().isascii() and name.strip().isdecimal() else 0
+    asked = pid_named(name or "")
     snapshot = collect_facts(Context(sys.executable, "ddpdoctor", quick=True, asked=asked), groups_of_hangs(catalogue))
     job = _find_job(snapshot, name, needed=not dumps, alone=alone) if watched else None
     return judge_hang(snapshot, _look(snapshot, job, dumps, seconds, with_ras=ras), catalogue)

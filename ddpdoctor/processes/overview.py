@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.base.findings import Finding, Severity
-from ddpdoctor.base.text import clip, listed, plural
+from ddpdoctor.base.text import clip, listed, pid_named, plural
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.examination import Examination, Verdict
 from ddpdoctor.engine.registry import Catalogue, Check, Subject, diagnose
@@ -144,10 +144,9 @@ def named_job(name: str, jobs: Sequence[TrainingJob], processes: Processes, *, b
     Raises:
         UnknownJobError: there is none, or several.
     """
-    text = name.strip()
-    if not text.isascii() or not text.isdecimal():
-        raise UnknownJobError(f"{name!r} is no pid.", jobs_there(jobs))
-    pid = int(text)
+    pid = pid_named(name)
+    if not pid:
+        raise UnknownJobError(f"{clip(name)!r} is no pid.", jobs_there(jobs))
     found = [job for job in jobs if pid in members(job)]
     process = processes.get(pid)
     if not found and process:

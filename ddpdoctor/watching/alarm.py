@@ -78,7 +78,9 @@ def who_lags(examination: Examination) -> tuple[str, tuple[int, ...]]:
         hint = f"; most stand elsewhere than {ranks_named(odd)}: look at {them} first" if odd else ""
         return f"{one_line(finding.summary)}{hint}", odd
     gathered = groups(examination)
-    return "; ".join(f"{group.ranks} {group.words}" for group in gathered) or "nothing of it could be seen", odd_ones(hang_of(examination))
+    return "; ".join(f"{group.ranks} {group.words}" for group in gathered) or "nothing of it could be seen", odd_ones(
+        hang_of(examination)
+    )
 
 
 def odd_ones(hang: Hang) -> tuple[int, ...]:

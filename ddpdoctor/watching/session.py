@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from ddpdoctor.base.text import clip, listed, one_line, plural, ranks_named
+from ddpdoctor.base.text import clip, listed, one_line, pid_named, plural, ranks_named
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.processes import Process, Processes
@@ -161,9 +161,7 @@ class Watch:
     # --- which jobs ---------------------------------------------------------------------------------------------------------
 
     def _list(self) -> Processes | Unknown:
-        name = (self._wish.name or "").strip()
-        asked = int(name) if name.isascii() and name.isdecimal() else 0
-        return probe(Context(sys.executable, "ddpdoctor", quick=True, asked=asked))
+        return probe(Context(sys.executable, "ddpdoctor", quick=True, asked=pid_named(self._wish.name or "")))
 
     async def _find_named(self, name: str) -> None:
         waits = False
@@ -192,7 +190,7 @@ class Watch:
 
     def _foreign(self, name: str) -> str:
         """Say that a process belongs to another user, into whose processes this one can't look; "" where that is not so."""
-        pid = int(name) if name.strip().isdecimal() else 0
+        pid = pid_named(name)
         owner = self._proc.owner(pid) if pid else -1
         if owner < 0 or os.geteuid() in (0, owner):
             return ""
@@ -202,7 +200,8 @@ class Watch:
 
     def _may_become_job(self, name: str) -> bool:
         """Whether that process lives, and is so young that its ranks may only just start."""
-        stat = self._proc.stat(int(name)) if name.strip().isdecimal() else Unknown("no pid")
+        pid = pid_named(name)
+        stat = self._proc.stat(pid) if pid else Unknown("no pid")
         return not isinstance(stat, Unknown) and not stat.ended and stat.age < START_SECONDS
 
     def _find_all(self, now: float) -> None:

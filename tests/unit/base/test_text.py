@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpdoctor.base.shell import is_typeable, quoted
-from ddpdoctor.base.text import clip, clip_middle, escaped_json, guard, has_unseen, masked, visible
+from ddpdoctor.base.text import clip, clip_middle, escaped_json, guard, has_unseen, masked, pid_named, visible
 
 
 def test_no_control_or_format_character_is_forgotten() -> None:
@@ -91,3 +91,14 @@ def test_of_a_name_both_ends_are_kept_and_of_a_sentence_more_of_the_beginning() 
     assert clip("It goes  on\nand on", 11) == "It goes..."
     assert clip_middle("/home/ada/proj/.venv/bin/python", 21) == "/home/ada...in/python"
     assert clip_middle("It goes on and on, and then it ends", 23) == "It goes on a ... t ends"
+
+
+@pytest.mark.parametrize(
+    ("text", "pid"),
+    [
+        ("4711", 4711), (" 4711\n", 4711), ("0004711", 4711), ("4194304", 4194304), ("9" * 10, 9_999_999_999), ("9" * 11, 0),
+        ("9" * 5000, 0), ("", 0), ("0", 0), ("-1", 0), ("1.5", 0), ("1_000", 0), ("\u0661", 0), ("train.py", 0),
+    ],
+)  # fmt: skip
+def test_what_is_a_pid(text: str, pid: int) -> None:
+    assert pid_named(text) == pid

@@ -266,9 +266,10 @@ def test_a_job_by_what_it_started_or_what_started_it() -> None:
     [
         ("abc", "'abc' is no pid"),
         ("-1", "'-1' is no pid"),
+        ("9" * 5000, "is no pid"),
         ("\u0661", "is no pid"),
         ("1", "pid 1 is part of no training job"),
-        ("99999999999999999999", "is part of no training job"),
+        ("99999999999999999999", "is no pid"),
         ("4000", "pid 4000 has started 2 jobs: name one"),
     ],
 )
