@@ -98,6 +98,28 @@ class JobTrack:
         self.gone: set[int] = set()
         self.hanging = False
 
+    def take(self, now: float, ranks: Mapping[int, int]) -> None:
+        """Take on ranks that were not there before, or have been started anew, which is a movement of the job.
+
+        Args:
+            now: on the monotonic clock.
+            ranks: the job's ranks now, to their pids.
+        """
+        new = {
+            rank: pid
+            for rank, pid in ranks.items()
+            if rank not in self.ranks or (rank in self.gone and self.ranks[rank] != pid)
+        }
+        if not new:
+            return
+        self.ranks.update(new)
+        self.gone.difference_update(new)
+        for rank in new:
+            self._counters.pop(rank, None)
+            self._frames.pop(rank, None)
+            self.last_ran[rank] = self.moved[rank] = now
+        self._start_anew()
+
     # --- cheap looks --------------------------------------------------------------------------------------------------------
 
     def note(self, now: float, counters: Mapping[int, Counters]) -> None:

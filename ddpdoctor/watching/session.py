@@ -96,11 +96,15 @@ class WatchedJob:
         return {rank.place.rank: rank for rank in self.job.ranks if rank.place}
 
     def take(self, job: TrainingJob, processes: Processes) -> None:
-        """Take what the job looks like now; ranks that are gone stay in it, since the others may wait for them."""
+        """Take what the job looks like now, with ranks that are new; ranks that are gone stay in it, since the others may wait for them."""
         there = {rank.pid for rank in job.ranks}
-        gone = tuple(rank for rank in self.job.ranks if rank.pid not in there)
+        places = {rank.place.rank for rank in job.ranks if rank.place}
+        gone = tuple(
+            rank for rank in self.job.ranks if rank.pid not in there and not (rank.place and rank.place.rank in places)
+        )
         self.job = msgspec.structs.replace(job, name=self.job.name, ranks=(*job.ranks, *gone))
         self.processes = processes
+        self.track.take(time.monotonic(), {number: rank.pid for number, rank in self.ranks.items()})
 
 
 class Watch:
@@ -150,8 +154,7 @@ class Watch:
             await self._find_named(self._wish.name)
         while True:
             began = time.monotonic()
-            if self._wish.name is None:
-                self._find_all(began)
+            self.find(began)
             await self.look_at_all()
             self._after_look([_measure(watched, time.monotonic()) for watched in self.jobs.values()])
             if self._wish.name is not None and not self.jobs:
@@ -186,6 +189,7 @@ class Watch:
             await asyncio.sleep(1.0)
         if not any(rank.place for rank in job.ranks):
             raise NotWatchedError(f"Nobody says which ranks the processes of job {job.name} are; it can't be watched.")
+        self._find_at = time.monotonic() + FIND_SECONDS
         self._add(job, processes)
 
     def _foreign(self, name: str) -> str:
@@ -204,7 +208,8 @@ class Watch:
         stat = self._proc.stat(pid) if pid else Unknown("no pid")
         return not isinstance(stat, Unknown) and not stat.ended and stat.age < START_SECONDS
 
-    def _find_all(self, now: float) -> None:
+    def find(self, now: float) -> None:
+        """Find, now and then, jobs that have started since and are wanted, and new ranks of those that are watched."""
         if now < self._find_at:
             return
         used = time.process_time()
@@ -213,10 +218,12 @@ class Watch:
         self._find_at = now + max(FIND_SECONDS, self._wish.limits.every, FIND_COST * used)
         if isinstance(processes, Unknown):
             return
-        known = {rank.identity for watched in self.jobs.values() for rank in watched.job.ranks}
+        known = {rank.identity: watched for watched in self.jobs.values() for rank in watched.job.ranks}
         for job in jobs_of(processes):
-            is_new = job.name not in self.jobs and not known.intersection(rank.identity for rank in job.ranks)
-            if is_new and any(rank.place for rank in job.ranks):
+            watched = next((known[rank.identity] for rank in job.ranks if rank.identity in known), None)
+            if watched is not None:
+                watched.take(job, processes)
+            elif self._wish.name is None and job.name not in self.jobs and any(rank.place for rank in job.ranks):
                 self._add(job, processes)
 
     def _add(self, job: TrainingJob, processes: Processes) -> None:

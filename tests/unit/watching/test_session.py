@@ -158,3 +158,35 @@ def test_one_users_jobs_do_not_keep_the_watch_from_those_of_others(
     # None is left out for ever.
     assert {watched.job.name for its in looked for watched in its} == {one.name for one in jobs}
     assert len(played.texts(EventKind.PROBLEM)) == said
+
+
+def test_ranks_that_come_later_are_in_the_books() -> None:
+    watched = Played(job(100, ranks=1)).jobs[0]
+    watched.take(job(100, ranks=3), NOTHING)
+    assert watched.track.ranks == {0: 101, 1: 102, 2: 103}
+    assert set(watched.track.last_ran) == set(watched.track.moved) == {0, 1, 2}
+
+
+def test_a_rank_that_is_started_anew_takes_the_place_of_the_one_that_is_gone() -> None:
+    played = Played(job(100))
+    [watched] = played.jobs
+    watched.track.note(time.monotonic(), {})
+    assert watched.track.gone == {0, 1}
+    started = TrainingJob(name="100", ranks=(process(101, 0), process(300, 1)))
+    watched.take(started, NOTHING)
+    assert watched.track.ranks == {0: 101, 1: 300}
+    assert watched.track.gone == {0}
+    assert [rank.pid for rank in watched.job.ranks] == [101, 300]
+
+
+def test_the_books_are_extended_while_a_named_job_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(job(100, ranks=1))
+    played.watch = Watch(
+        WatchWish(name="100", limits=LIMITS), catalogue(), played.told.append, played.sound, lambda _: None
+    )
+    played.watch.jobs["100"] = played.jobs[0]
+    monkeypatch.setattr(played.watch, "_list", lambda: NOTHING)
+    monkeypatch.setattr(session, "jobs_of", lambda _: (job(100, ranks=2), job(200)))
+    played.watch.find(0.0)
+    assert played.jobs[0].track.ranks == {0: 101, 1: 102}
+    assert list(played.watch.jobs) == ["100"]
