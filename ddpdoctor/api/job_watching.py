@@ -119,11 +119,7 @@ class _Beside:
         self._follow_up = follow_up
         self._alarms = 0
         self._complained = False
-        try:
-            prepare(self._parent)
-        except OSError as error:
-            option = "" if evidence is not None else ". Choose another folder: --evidence DIR"
-            raise UsageError(f"{write_problem(self._parent, error, 'no evidence can be written')}{option}") from error
+        # Before anything is made: who is refused for an argument finds nothing new.
         if prometheus is not None:
             if not prometheus.endswith(".prom"):
                 raise UsageError(f"--prometheus {prometheus}: node_exporter reads files alone whose names end in .prom")
@@ -131,6 +127,11 @@ class _Beside:
                 check_writable(prometheus)
             except OSError as error:
                 raise UsageError(write_problem(prometheus, error, "the metrics can't be written")) from error
+        try:
+            prepare(self._parent)
+        except OSError as error:
+            option = "" if evidence is not None else ". Choose another folder: --evidence DIR"
+            raise UsageError(f"{write_problem(self._parent, error, 'no evidence can be written')}{option}") from error
 
     def tell(self, event: Event) -> None:
         """Hand an event on; of a job that moves again or is gone, what waits for its turn is not run any more."""
