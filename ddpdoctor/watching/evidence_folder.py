@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from ddpdoctor.base.ownership import foothold_on, open_folder
+from ddpdoctor.base.ownership import ROOT, Foothold, foothold_on, open_folder
 
 MAX_TRIES: Final = 100
 """Folders of the same second and job."""
@@ -29,7 +29,7 @@ def prepare(parent: Path) -> None:
     Raises:
         OSError: it can't; the words say why.
     """
-    if foothold := foothold_on(parent, may_be_missing=True):
+    if foothold := _refuse_strangers(parent):
         if not parent.is_dir():
             raise OSError(errno.EPERM, f"it is not made there, since {foothold.words}", os.fspath(parent))
     else:
@@ -43,6 +43,19 @@ def prepare(parent: Path) -> None:
         os.close(folder)
 
 
+def _refuse_strangers(parent: Path) -> Foothold | None:
+    """Find by whom else the way to that folder could be changed. Root writes nothing there: what was seen of everybody's jobs could be
+    moved away, and another folder be put in its place.
+
+    Raises:
+        OSError: root would write there.
+    """
+    foothold = foothold_on(parent, may_be_missing=True)
+    if foothold and os.geteuid() == ROOT:
+        raise OSError(errno.EPERM, f"root writes none there, since {foothold.words}", os.fspath(parent))
+    return foothold
+
+
 def write_evidence(parent: Path, job: str, files: Mapping[str, bytes]) -> str:
     """Write the files into a new folder, and return its path.
 
@@ -54,6 +67,7 @@ def write_evidence(parent: Path, job: str, files: Mapping[str, bytes]) -> str:
     Raises:
         OSError: it can't be written. What was written by then is still there.
     """
+    _refuse_strangers(parent)
     above = open_folder(parent)
     try:
         name = _make_new(above, f"{job}-{time.strftime('%Y%m%d-%H%M%S')}")

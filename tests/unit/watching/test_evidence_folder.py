@@ -58,3 +58,16 @@ def test_somebody_elses_link_leads_nowhere(eve: User, tmp_path: Path) -> None:
         with pytest.raises(OSError, match=r"link|belongs"):
             write_evidence(folder / "evidence", "1", FILES)
         assert list(secret.iterdir()) == []
+
+
+@pytest.mark.root
+def test_root_writes_nothing_below_another_users_folder(ada: User) -> None:
+    with shared_folder() as folder:
+        evidence = folder / "hers" / "evidence"
+        evidence.mkdir(parents=True)
+        os.chown(evidence.parent, ada.uid, ada.gid)
+        with pytest.raises(OSError, match=rf"hers belongs to {ada.name}"):
+            prepare(evidence)
+        with pytest.raises(OSError, match=rf"hers belongs to {ada.name}"):
+            write_evidence(evidence, "1", FILES)
+        assert list(evidence.iterdir()) == []
