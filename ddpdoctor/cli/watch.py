@@ -63,9 +63,10 @@ def watch(
 ) -> None:
     """Watch a running job, and say once when it has stopped moving, who lags and where.
 
-    It only looks, and costs less than a thousandth of a core a rank: the
-    kernel's counters, and stacks where these stand still. It ends nothing;
-    --on-hang COMMAND does what you tell it. Of a job that moves it says nothing.
+    It only looks: at the kernel's counters, and at stacks where these stand
+    still. Measured with four ranks, that took 0.01 % of a core a rank while the
+    job moved, and 0.09 % while ranks waited. It ends nothing; --on-hang COMMAND
+    does what you tell it. Of a job that moves it says nothing.
 
     Exit code: 0 the job ended and never stopped before, 1 it stopped at least
     once, 2 wrong usage, or no such job that this user can watch, 130 or 143
