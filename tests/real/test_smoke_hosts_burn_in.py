@@ -27,6 +27,7 @@ def hosts() -> Iterator[list[Host]]:
             time.sleep(0.1)
 
 
+@pytest.mark.thorough
 def test_a_slow_rank_is_named_with_its_host(hosts: list[Host]) -> None:
     slow = {"rank": 1, "stage": "burn-in", "kind": "slow"}
     for seconds in (8, 30, 90):
