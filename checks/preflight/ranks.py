@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix, Owner
+from ddpdoctor.base.shell import quoted
 from ddpdoctor.base.text import capital, listed, plural, ranks_named
 from ddpdoctor.engine.registry import Subject, check, requires
 from ddpdoctor.facts.preflight import Preflight, PreflightRank
@@ -114,7 +115,7 @@ def preflight_rank_failed(preflight: Preflight) -> Iterator[Finding]:
             told(preflight, "ranks", f"Python: {ranks[0].python}"),
             Fix(
                 f"On {ranks[0].host}, see what is wrong with that Python",
-                (f"ddpdoctor check --python {ranks[0].python}",),
+                (f"ddpdoctor check --python {quoted(ranks[0].python)}",),
             ),
             rank=ranks[0].rank if len(ranks) == 1 else None,
         )
@@ -173,7 +174,7 @@ def backend_mismatch(preflight: Preflight) -> Iterator[Finding]:
         f"The ranks use different backends: {_told(backends)}",
         _shown(preflight, backends, "backend"),
         Fix('Name the same on all ranks: init_process_group("nccl"), and not what torch.cuda.is_available() says'),
-        Fix(f"On {odd.host}, see what its torch can do", (f"ddpdoctor check --python {odd.python}",)),
+        Fix(f"On {odd.host}, see what its torch can do", (f"ddpdoctor check --python {quoted(odd.python)}",)),
     )
 
 

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 TIMEOUT_SECONDS: Final = 60.0
 LEAST_SECONDS, MOST_SECONDS = 4.0, 86400.0
+MAX_FIRST_WORDS: Final = 20
+"""Failures that the exception names."""
+MAX_LINE_LENGTH: Final = 400
+"""Of each."""
 NO_ANSWER: Final = "there was no answer"
 MARGIN_SECONDS: Final = 2.0
 """For a store that doesn't answer at all: then this rank says so by itself."""
@@ -258,6 +262,10 @@ def _report(result: PreflightResult) -> None:
 
 def _first_words(result: PreflightResult) -> str:
     """The failures, a line each, for the exception that ends the job."""
+    from ddpdoctor.base.text import clip, one_line
+
     failing = [finding for finding in result.findings if finding.severity.value == "fail"]
-    lines = [f"  {finding.summary}  [{finding.slug}]" for finding in failing]
+    lines = [f"  {clip(one_line(finding.summary), MAX_LINE_LENGTH)}  [{finding.slug}]" for finding in failing]
+    if len(lines) > MAX_FIRST_WORDS:
+        lines[MAX_FIRST_WORDS - 1 :] = [f"  and {len(lines) - MAX_FIRST_WORDS + 1} more"]
     return "\n".join(["ddpdoctor's preflight stops the job:", *lines])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final, TypeVar
+from enum import Enum
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
-from ddpdoctor.base.findings import Finding
-from ddpdoctor.base.text import clip
+from ddpdoctor.base.findings import Finding, Fix
+from ddpdoctor.base.text import clip, clip_middle, one_line
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.engine.registry import Skipped
 from ddpdoctor.facts.preflight import PreflightRank
@@ -16,6 +18,12 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 MAX_MESSAGE_BYTES: Final = 8 * 1024 * 1024
 """A longer one is not read: the job's other ranks write some kilobytes."""
+MAX_TEXT_LENGTH: Final = 4000
+"""Characters of each text in a message: the longest that a check writes is half as long."""
+TOO_LONG: Final = "the command is not shown: it is too long"
+
+Slug = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9-]+\Z", max_length=100)]
+"""Of a check. It becomes part of a command."""
 
 
 class OwnAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +43,7 @@ class OwnAnswer(msgspec.Struct, frozen=True, kw_only=True):
 class JudgedCheck(msgspec.Struct, frozen=True):
     """What one check came to, by its slug."""
 
-    slug: str
+    slug: Slug
     findings: tuple[Finding, ...] = ()
     not_tested: Skipped | None = None
 
@@ -88,7 +96,7 @@ class ForeignWords(ValueError):
 
 
 def decode(content: bytes, kind: type[T]) -> T:
-    """Read a message.
+    """Read a message, and make its texts fit to be shown: whoever reaches the job's store may have written it.
 
     Raises:
         ForeignWords: it is too long, or none of that kind.
@@ -96,6 +104,30 @@ def decode(content: bytes, kind: type[T]) -> T:
     if len(content) > MAX_MESSAGE_BYTES:
         raise ForeignWords(f"a message of {len(content)} bytes")
     try:
-        return msgspec.json.decode(content, type=kind)
-    except (msgspec.DecodeError, ValueError) as error:
+        message = msgspec.json.decode(content, type=kind)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ForeignWords(clip(str(error))) from error
+    return _fit(message)  # type: ignore[no-any-return]
+
+
+def _fit(value: Any) -> Any:
+    """The same with each text on one line, without what a terminal obeys, and of a bounded length."""
+    if isinstance(value, Enum):
+        return value
+    if isinstance(value, str):
+        return clip_middle(one_line(value), MAX_TEXT_LENGTH)
+    if isinstance(value, tuple):
+        return tuple(map(_fit, value))
+    if isinstance(value, dict):
+        return {key: _fit(of_key) for key, of_key in value.items()}
+    if isinstance(value, msgspec.Struct):
+        fit = {name: _fit(getattr(value, name)) for name in value.__struct_fields__}
+        return replace(value, **(fit | _fit_commands(value)) if isinstance(value, Fix) else fit)
+    return value
+
+
+def _fit_commands(fix: Fix) -> dict[str, Any]:
+    """The commands as they came, since each blank of them counts, or none: `Fix` itself leaves out those that can't be typed."""
+    if all(len(command) <= MAX_TEXT_LENGTH for command in fix.commands):
+        return {"commands": fix.commands}
+    return {"commands": (), "appliable": False, "text": f"{_fit(fix.text)} ({TOO_LONG})"}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
 import torch.distributed
 
-from ddpdoctor.base.findings import FAIL, Finding
+from ddpdoctor.api.rank_preflight import PreflightError, PreflightResult
+from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.environment import Setting
@@ -137,7 +139,7 @@ def test_what_is_said_of_a_job_that_is_yet_to_start_is_not_said_of_this_one() ->
 
 
 def test_words_of_somebody_else_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    for content in (b"", b"null", b"{}", b'{"rank": 3}', b"\xff"):
+    for content in (b"", b"null", b"{}", b'{"rank": 3}', b"\xff", b'{"new": ' + b"[" * 10**6):
         with pytest.raises(ForeignWords):
             decode(content, OwnAnswer)
     monkeypatch.setattr("ddpdoctor.job_preflight.messages.MAX_MESSAGE_BYTES", 100)
@@ -151,3 +153,90 @@ def test_all_parts_fit_into_the_time(whole: float) -> None:
     assert 0 < schedule.arrival < whole
     assert 0 < schedule.calls < schedule.gathering < schedule.reserve
     assert schedule.arrival + schedule.reserve == whole
+
+
+HOSTILE = "\x1b[2J\x1b]0;mine\x07 \x9b31m and\r\nOK  All is well \u202e\u2028here"
+"""Clears a terminal, names its window, and begins a line of its own."""
+
+
+def hostile_verdict() -> JobVerdict:
+    finding = Finding.of(
+        HOSTILE, Evidence(HOSTILE, HOSTILE), Fix(HOSTILE, ("ddpdoctor  jobs",)), cause=HOSTILE, severity=FAIL
+    )
+    too_long = Finding.of("x" * 9000, Fix("Do it", ("true " * 2000,)), severity=FAIL)
+    untypeable = Finding.of("one", Fix("Do it", ("ddpdoctor jobs\x1b[2J",)), severity=FAIL)
+    checks = (JudgedCheck("world-size-mismatch", (finding, too_long, untypeable) * 30),)
+    return JobVerdict(
+        verdict=Verdict.FAIL,
+        judge=0,
+        world_size=2,
+        answered=2,
+        hosts=(HostAnswer(host=HOSTILE, checks=checks, problem=HOSTILE),),
+        checks=checks,
+        tokens={0: HOSTILE},
+        calls=(HOSTILE,),
+        problems=(HOSTILE,),
+    )
+
+
+def test_what_the_store_says_is_fit_to_be_shown() -> None:
+    content = msgspec.json.encode(hostile_verdict())
+    verdict = decode(content, JobVerdict)
+    texts = list(all_texts(verdict))
+    assert len(texts) > 100
+    assert not [text for text in texts if not text.isprintable() or len(text) > 4100]
+    ((shown,), (long,), (left_out,)) = (finding.fixes for finding in verdict.checks[0].findings[:3])
+    assert shown.commands == ("ddpdoctor  jobs",)
+    assert (long.commands, long.text) == ((), "Do it (the command is not shown: it is too long)")
+    assert (left_out.commands, left_out.appliable) == ((), False)
+    result = PreflightResult(verdict)
+    error = str(PreflightError(result))
+    for text in (error, result.to_text(), result.to_text(quiet=True), result.to_markdown()):
+        assert not [line for line in text.split("\n") if not line.isprintable()]
+        assert not [line for line in text.split("\n") if line.lstrip("> ").startswith("OK")]
+    lines = error.split("\n")
+    assert len(lines) == 21
+    assert lines[1].endswith("All is well \\u202e\\u2028here  [world-size-mismatch]")
+    assert lines[-1] == "  and 161 more"
+    assert max(map(len, lines)) < 450
+
+
+def test_a_slug_of_somebody_else_is_no_part_of_a_command() -> None:
+    for slug in ("disk-full; reboot", "disk-full\n", "x" * 101, ""):
+        content = msgspec.json.encode(JudgedCheck(slug))
+        with pytest.raises(ForeignWords):
+            decode(content, JudgedCheck)
+    for check in catalogue().checks:
+        assert decode(msgspec.json.encode(JudgedCheck(check.slug)), JudgedCheck).slug == check.slug
+
+
+def test_a_path_of_somebody_else_is_quoted_in_a_command() -> None:
+    path = "/tmp/it's $(reboot)/python"
+
+    def change(rank: PreflightRank) -> PreflightRank:
+        own = msgspec.structs.replace(rank, python=path, problem="torn", backend="nccl")
+        return own if rank.rank else rank
+
+    verdict = the_one(meet(range(2), 2, 200, change))
+    commands = {
+        command: shlex.split(command)
+        for check in verdict.checks
+        for finding in check.findings
+        for fix in finding.fixes
+        for command in fix.commands
+        if "reboot" in command
+    }
+    assert list(commands.values()) == [["ddpdoctor", "check", "--python", path]]
+
+
+def all_texts(value: object) -> Iterator[str]:
+    """Each text in a message; commands, too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, tuple):
+        for part in value:
+            yield from all_texts(part)
+    elif isinstance(value, dict):
+        yield from all_texts(tuple(value.values()))
+    elif isinstance(value, msgspec.Struct):
+        yield from all_texts(msgspec.structs.astuple(value))
