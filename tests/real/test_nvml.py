@@ -77,7 +77,7 @@ def test_eight_healthy_gpus(look: Look, fake_nvidia: FakeNvidia) -> None:
         compute_mode="default",
         mig_enabled=False,
         ecc_enabled=True,
-        ecc_corrected_volatile=0,
+        ecc_corrected_volatile=77,
         ecc_uncorrected_volatile=0,
         ecc_uncorrected_aggregate=0,
         row_remap_pending=False,
