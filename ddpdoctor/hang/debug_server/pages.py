@@ -21,13 +21,13 @@ import msgspec
 
 from ddpdoctor.base.async_work import in_thread, within
 from ddpdoctor.base.text import clip, human, masked
+from ddpdoctor.hang.debug_server.budget import Budget, OverBudgetError
 
 DEFAULT_PORT: Final = 25999
 """torch's own."""
 MAX_HEAD_BYTES: Final = 16 << 10
-MAX_PAGE_BYTES: Final = 256 << 20
-"""A full flight recorder of gloo has 1.5 MiB as JSON, one of NCCL tells only what is open."""
-MAX_RANK_BYTES: Final = 8 << 20
+MAX_RANK_BYTES: Final = 4 << 20
+"""A full flight recorder of gloo has 1.5 MiB as JSON."""
 MAX_RANKS: Final = 16_384
 CONNECT_SECONDS: Final = 10.0
 PIECE_BYTES: Final = 1 << 16
@@ -116,6 +116,8 @@ async def fetch_page(
     path: str,
     take: Callable[[RankAnswer], T],
     seconds: float,
+    most: int,
+    budget: Budget,
 ) -> Page[T]:
     """Ask for a page, and make something of each rank's answer.
 
@@ -123,14 +125,16 @@ async def fetch_page(
         address: the server.
         places: of it, as `resolve` found them.
         path: of the page.
-        take: what is made of an answer.
+        take: what is made of an answer. It may raise `OverBudgetError`: the page ends there.
         seconds: for all of it.
+        most: bytes that are taken of the page.
+        budget: of all pages together.
 
     Raises:
         NotServedError: it didn't come, or is none of a debug server's.
     """
     began = time.monotonic()
-    reading = _Reading(path, take)
+    reading = _Reading(path, take, most, budget)
     connection = await _connect(address, places)
     with closing(connection):
         try:
@@ -171,9 +175,11 @@ async def _talk(connection: socket.socket, address: ServerAddress, path: str, re
 class _Reading(Generic[T]):
     """A page as it comes: its head, then rank after rank."""
 
-    def __init__(self, path: str, take: Callable[[RankAnswer], T]) -> None:
+    def __init__(self, path: str, take: Callable[[RankAnswer], T], most: int, budget: Budget) -> None:
         self._path = path
         self._take = take
+        self._most = most
+        self._budget = budget
         self._head: bytes | None = None
         self._buffer = bytearray()
         self._searched = 0
@@ -212,13 +218,18 @@ class _Reading(Generic[T]):
     def feed(self, piece: bytes) -> None:
         """Take the next bytes."""
         self._size += len(piece)
+        try:
+            self._budget.take(len(piece))
+        except OverBudgetError as error:
+            self.cut = str(error)
+            return
         self._buffer += piece
         if self._head is None and not self._take_head():
             return
         while self._take_rank():
             pass
-        if self._size > MAX_PAGE_BYTES:
-            self.cut = f"it sent more than {human(MAX_PAGE_BYTES)}"
+        if self._size > self._most:
+            self.cut = f"it sent more than {human(self._most)}"
         elif len(self._buffer) > MAX_RANK_BYTES:
             self._too_long = self._too_long or self._heading is not None
             if self._heading is None and self._rank < 0:
@@ -290,6 +301,7 @@ class _Reading(Generic[T]):
         self._finish(before)
         if self._rank + 1 >= MAX_RANKS:
             self.cut = f"it tells of more than {MAX_RANKS} ranks"
+        if self.cut:
             return False
         self._rank += 1
         self._heading, self._searched, self._too_long = heading, 0, False
@@ -313,7 +325,10 @@ class _Reading(Generic[T]):
         if b'"' not in body and b"&#34;" in body:
             body = html.unescape(body.decode("utf-8", "replace")).encode()
         answer = RankAnswer(rank=self._rank, host=host, listens=listens, status=status, body=body)
-        self._by_rank[self._rank] = self._take(answer)
+        try:
+            self._by_rank[self._rank] = self._take(answer)
+        except OverBudgetError as error:
+            self.cut = str(error)
 
 
 def _quoted(text: bytes) -> str:

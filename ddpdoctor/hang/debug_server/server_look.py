@@ -15,12 +15,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from ddpdoctor.base.text import clip, listed, masked, ranks_named
-from ddpdoctor.facts.hang import STATE_UNTOLD, Hang, RankLook, Recorded, RecordedGroup, Watched, WatchedRank
+from ddpdoctor.base.text import clip, human, listed, masked, ranks_named
+from ddpdoctor.facts.hang import STATE_UNTOLD, Frame, Hang, RankLook, Recorded, RecordedGroup, Watched, WatchedRank
+from ddpdoctor.hang.debug_server.budget import Budget, OverBudgetError
 from ddpdoctor.hang.debug_server.pages import (
     NO_CONNECTION,
     OK,
@@ -46,6 +47,13 @@ STACKS: Final = "/stacks"
 RECORDERS: Final = ("/fr_trace_json", "/fr_trace_nccl_json")
 """Those of gloo and the like, and NCCL's, which tells only what is open."""
 COUNTERS: Final = "/wait_counters"
+PAGE_BYTES: Final = {STACKS: 64 << 20, RECORDERS[0]: 256 << 20, RECORDERS[1]: 64 << 20, COUNTERS: 64 << 20}
+"""1,024 ranks tell 17 MiB of stacks; full recorders of gloo are 1.5 MiB a rank, of which the last calls are kept."""
+PAGE_KEPT_BYTES: Final = 20 << 20
+"""Of one page, as text: none takes it all from the others."""
+FIRST_SHARE: Final = 0.45
+SAMPLES_SHARE: Final = 0.55
+"""Of the budget, what is used when the first look, and when the stacks in between are through."""
 PAGE_SECONDS: Final = 75.0
 """The server itself waits up to 60 for ranks that don't answer, for all of them at once."""
 MAX_LOAD: Final = 0.1
@@ -84,6 +92,37 @@ class WaitCounter(msgspec.Struct, frozen=True):
 
 
 Counters = Mapping[str, WaitCounter]
+
+
+class Inquiry(NamedTuple):
+    """Whom is asked, and how much of what it answers is taken."""
+
+    address: ServerAddress
+    places: Sequence[tuple[socket.AddressFamily, Any]]
+    budget: Budget
+
+
+class StackSamples:
+    """How often the main thread of each rank was seen where between the looks."""
+
+    def __init__(self) -> None:
+        self.by_rank: dict[int, Counter[tuple[str, ...]]] = {}
+        self.cut = ""
+        """Why no more of them were read."""
+
+    def add(self, rank: int, frames: Sequence[Frame], budget: Budget) -> None:
+        """Count a stack, the innermost frame first.
+
+        Raises:
+            OverBudgetError: it is a new one, and too much.
+        """
+        stack = _outermost_first(frames)
+        seen = self.by_rank.get(rank, Counter())
+        if stack and stack not in seen:
+            budget.keep(len(repr(stack)))
+        if stack:
+            seen[stack] += 1
+            self.by_rank[rank] = seen
 
 
 class ServedMoment(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,31 +164,35 @@ async def look_at_server(address: ServerAddress, seconds: int) -> Hang:
     Raises:
         NotServedError: neither stacks nor flight recorders could be had.
     """
-    places = await resolve(address)
+    inquiry = Inquiry(address, await resolve(address), Budget())
     began = time.monotonic()
-    first = await _ask(address, places, began)
+    inquiry.budget.open(FIRST_SHARE)
+    first = await _ask(inquiry, began)
     if first.ranks == 0:
         raise NotServedError(next(why for why in (first.stacks, *first.recorders) if isinstance(why, str)))
-    samples = await _stacks_between(address, places, first, began + first.seconds + seconds)
-    second = await _ask(address, places, began)
+    inquiry.budget.open(SAMPLES_SHARE)
+    samples = await _stacks_between(inquiry, first, began + first.seconds + seconds)
+    inquiry.budget.open(1.0)
+    second = await _ask(inquiry, began)
     moments = (first, second) if second.ranks else (first,)
-    return _hang(address, moments, samples, [*_troubles(first, second), *_whose(address, places)])
+    return _hang(address, moments, samples, [*_troubles(samples, first, second), *_whose(address, inquiry.places)])
 
 
-async def _ask(address: ServerAddress, places: Sequence[Any], began: float) -> ServedMoment:
+async def _ask(inquiry: Inquiry, began: float) -> ServedMoment:
     seconds = round(time.monotonic() - began, 3)
     stacks, recorders, counters = await asyncio.gather(
-        _page(address, places, STACKS, parse_stacks),
-        asyncio.gather(*(_page(address, places, path, parse_dump) for path in RECORDERS)),
-        _page(address, places, COUNTERS, _parse_counters),
+        _page(inquiry, STACKS, parse_stacks),
+        asyncio.gather(*(_page(inquiry, path, parse_dump) for path in RECORDERS)),
+        _page(inquiry, COUNTERS, _parse_counters),
     )
     return ServedMoment(seconds=seconds, stacks=stacks, recorders=tuple(recorders), counters=counters)
 
 
-async def _page(
-    address: ServerAddress, places: Sequence[Any], path: str, parse: Callable[[bytes], T]
-) -> Page[Told[T]] | str:
+async def _page(inquiry: Inquiry, path: str, parse: Callable[[bytes], T]) -> Page[Told[T]] | str:
+    kept = 0
+
     def take(answer: RankAnswer) -> Told[T]:
+        nonlocal kept
         status, value = answer.status, None
         said = clip(masked(answer.body[:2000].decode("utf-8", "replace"))) if status != OK else ""
         if status == OK:
@@ -157,10 +200,21 @@ async def _page(
                 value = parse(answer.body)
             except NotRead as error:
                 status, said = UNREADABLE, str(error)
-        return Told(host=answer.host, listens=answer.listens, status=status, said=said, value=value)
+        told = Told(host=answer.host, listens=answer.listens, status=status, said=said, value=value)
+        size = len(repr(told))
+        kept += size
+        if kept > PAGE_KEPT_BYTES:
+            raise OverBudgetError(f"it tells more than the {human(PAGE_KEPT_BYTES)} that are kept of a page")
+        inquiry.budget.keep(size)
+        return told
 
+    return await _fetched(inquiry, path, take)
+
+
+async def _fetched(inquiry: Inquiry, path: str, take: Callable[[RankAnswer], T]) -> Page[T] | str:
+    address, places, budget = inquiry
     try:
-        return await fetch_page(address, places, path, take, PAGE_SECONDS)
+        return await fetch_page(address, places, path, take, PAGE_SECONDS, PAGE_BYTES[path], budget)
     except NotServedError as error:
         return str(error)
 
@@ -173,19 +227,22 @@ def _parse_counters(text: bytes) -> Counters:
     return {masked(name)[:200]: found[name] for name in list(found)[:MAX_COUNTERS]}
 
 
-async def _stacks_between(
-    address: ServerAddress, places: Sequence[Any], first: ServedMoment, until: float
-) -> list[Page[Told[ToldStack]]]:
+async def _stacks_between(inquiry: Inquiry, first: ServedMoment, until: float) -> StackSamples:
     """Ask for the stacks again and again, as often as costs the ranks little."""
-    samples: list[Page[Told[ToldStack]]] = []
-    last: Page[Told[ToldStack]] | str = first.stacks
-    while isinstance(last, Page):
+    samples = StackSamples()
+
+    def take(answer: RankAnswer) -> None:
+        if answer.status == OK:
+            samples.add(answer.rank, parse_stacks(answer.body).frames, inquiry.budget)
+
+    last: Page[Any] | str = first.stacks
+    while isinstance(last, Page) and not samples.cut:
         pause = max(MIN_PAUSE_SECONDS, last.seconds / MAX_LOAD)
         if time.monotonic() + pause >= until:
             break
         await asyncio.sleep(pause)
-        last = await _page(address, places, STACKS, parse_stacks)
-        samples += [last] if isinstance(last, Page) else []
+        last = await _fetched(inquiry, STACKS, take)
+        samples.cut = last if isinstance(last, str) else last.cut
     await asyncio.sleep(max(0.0, until - time.monotonic()))
     return samples
 
@@ -196,7 +253,7 @@ async def _stacks_between(
 def _hang(
     address: ServerAddress,
     moments: Sequence[ServedMoment],
-    samples: Sequence[Page[Told[ToldStack]]],
+    samples: StackSamples,
     hidden: Sequence[str],
 ) -> Hang:
     first, last = moments[0], moments[-1]
@@ -232,7 +289,7 @@ def _backends(recorded: Iterable[Recorded]) -> str:
 def _watched_rank(
     rank: int,
     moments: Sequence[ServedMoment],
-    samples: Sequence[Page[Told[ToldStack]]],
+    samples: StackSamples,
     reachable: frozenset[str],
 ) -> WatchedRank:
     last = moments[-1]
@@ -256,17 +313,16 @@ def _reachable_hosts(moments: Iterable[ServedMoment]) -> frozenset[str]:
     return frozenset(told.host for page in pages for told in page.by_rank.values() if told.status == OK and told.host)
 
 
-def _watched(rank: int, moments: Sequence[ServedMoment], samples: Sequence[Page[Told[ToldStack]]]) -> Watched:
+def _watched(rank: int, moments: Sequence[ServedMoment], samples: StackSamples) -> Watched:
     looks = tuple(_look(rank, moment) for moment in moments)
-    between = (_of(page, rank) for page in samples)
-    stacks = [look.frames for look in looks] + [told.value.frames for told in between if told and told.value]
-    counted = Counter(
-        tuple(f"{frame.function} ({frame.path}:{frame.line})" for frame in reversed(frames))
-        for frames in stacks
-        if frames
-    )
+    counted = Counter(_outermost_first(look.frames) for look in looks if look.frames)
+    counted.update(samples.by_rank.get(rank, {}))
     found = compare_stacks(0, counted) if counted else Watched(pid=0)
     return msgspec.structs.replace(found, looks=looks, moved=found.moved + _has_gone_on(rank, moments))
+
+
+def _outermost_first(frames: Sequence[Frame]) -> tuple[str, ...]:
+    return tuple(f"{frame.function} ({frame.path}:{frame.line})" for frame in reversed(frames))
 
 
 def _look(rank: int, moment: ServedMoment) -> RankLook:
@@ -365,7 +421,7 @@ def _recorded(rank: int, moment: ServedMoment) -> Recorded | None:
     )
 
 
-def _troubles(*moments: ServedMoment) -> Iterator[str]:
+def _troubles(samples: StackSamples, *moments: ServedMoment) -> Iterator[str]:
     """Say which pages didn't come, or not whole."""
     paths = (STACKS, *RECORDERS, COUNTERS)
     seen: dict[str, str] = {}
@@ -376,6 +432,8 @@ def _troubles(*moments: ServedMoment) -> Iterator[str]:
                 seen[path] = why
     for why in dict.fromkeys(seen.values()):
         yield f"Of the debug server's pages {listed(path for path in seen if seen[path] == why)}: {why}."
+    if samples.cut:
+        yield f"The stacks between the looks were not read to the end: {samples.cut}."
 
 
 # --- whose server it is -----------------------------------------------------------------------------------------------------

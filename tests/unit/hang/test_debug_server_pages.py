@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import html
 import socket
+import subprocess
+import sys
 import time
 
 import pytest
 
 from ddpdoctor.facts.hang import Frame, Hang
-from ddpdoctor.hang.debug_server import pages, server_look
+from ddpdoctor.hang.debug_server import budget, pages, server_look
+from ddpdoctor.hang.debug_server.budget import Budget
 from ddpdoctor.hang.debug_server.pages import (
     NotServedError,
     RankAnswer,
@@ -24,10 +27,10 @@ from ddpdoctor.hang.debug_server.told_stacks import parse_stacks
 from tests.support.debug_servers import HEAD, IN_ALL_REDUCE, Talk, calls, job, page, pages_of, saying, serving, stack
 
 
-def fetched(talk: Talk, path: str = "/stacks", seconds: float = 20.0) -> pages.Page[RankAnswer]:
+def fetched(talk: Talk, path: str = "/stacks", seconds: float = 20.0, most: int = 1 << 22) -> pages.Page[RankAnswer]:
     async def fetch(port: int) -> pages.Page[RankAnswer]:
         address = ServerAddress("127.0.0.1", port)
-        return await fetch_page(address, await resolve(address), path, lambda answer: answer, seconds)
+        return await fetch_page(address, await resolve(address), path, lambda answer: answer, seconds, most, Budget())
 
     with serving(talk) as port:
         return asyncio.run(fetch(port))
@@ -151,7 +154,6 @@ def test_a_name_that_is_none() -> None:
 
 def test_gigabytes_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "MAX_RANK_BYTES", 1 << 16)
-    monkeypatch.setattr(pages, "MAX_PAGE_BYTES", 1 << 22)
     begin = HEAD + page([(200, "a"), (200, "b")])
     found = fetched(never_ends(begin[: begin.index(b"b</pre>")], b"b" * 4096))
     assert (found.by_rank[0].body, found.by_rank[1].status) == (b"a", pages.TOO_LONG)
@@ -170,6 +172,65 @@ def test_ranks_without_number_are_not_counted_for_ever(monkeypatch: pytest.Monke
     found = fetched(saying(HEAD + page([(200, "a")] * 200)))
     assert len(found.by_rank) == 50
     assert found.cut == "it tells of more than 50 ranks"
+
+
+def many_frames(length: int) -> str:
+    frames = [f"f{number} /p/{'x' * length}{number}.py 1" for number in range(90)]
+    return "".join(stack(*frames).replace("00bb", f"{thread:04x}") for thread in range(20))
+
+
+def test_one_page_is_kept_no_further_than_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_look, "PAGE_KEPT_BYTES", 1 << 20)
+    hang = looked(pages_of(job([(200, many_frames(40))] * 16, [(200, calls(("all_reduce", 1, [4], False)))] * 16)))
+    known = [rank.rank for rank in hang.ranks if rank.watched and rank.watched.last.frames]
+    assert known == list(range(len(known)))
+    assert 0 < len(known) < 16
+    assert [recorded.rank for recorded in hang.recorded] == list(range(16))
+    assert hang.hidden[0] == (
+        "Of the debug server's pages /stacks: not whole: it tells more than the 1 MiB that are kept of a page."
+    )
+
+
+def test_all_answers_together_are_bounded_and_the_second_look_has_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stack that is another each time is the most that a server can let us keep."""
+    monkeypatch.setattr(budget, "MAX_KEPT_BYTES", 1 << 18)
+    monkeypatch.setattr(server_look, "MAX_LOAD", 100.0)
+    asked = iter(range(100_000))
+
+    def talk(connection: socket.socket, path: str) -> None:
+        told = stack(*(f"f /p/{next(asked)}{'x' * 400}.py 1" for _ in range(90)))
+        connection.sendall(HEAD + page([(200, told if path == "/stacks" else "{}")] * 2))
+
+    hang = looked(talk, 2)
+    assert all(rank.watched and len(rank.watched.looks) == 2 and rank.watched.last.frames for rank in hang.ranks)
+    assert "The stacks between the looks were not read to the end: all answers together are more than the 256 KiB that are kept." in hang.hidden  # fmt: skip
+
+
+def test_what_is_taken_in_all_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "MAX_TAKEN_BYTES", 1 << 16)
+    hang = looked(pages_of(job([(200, IN_ALL_REDUCE + "x" * 9000)] * 16, [(200, "{}")] * 16)))
+    assert "all answers together are more than the 64 KiB that are taken" in hang.hidden[0]
+
+
+def test_a_hostile_server_costs_little_memory() -> None:
+    """Frames of few words are the most for their bytes: kept whole, five hundred such ranks were 970 MiB."""
+    program = """
+import asyncio, resource, sys
+from ddpdoctor.hang.debug_server.pages import ServerAddress
+from ddpdoctor.hang.debug_server.server_look import look_at_server
+hang = asyncio.run(look_at_server(ServerAddress("127.0.0.1", int(sys.argv[1])), 0))
+print(len(hang.ranks), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
+"""
+    thread = "Thread 0x00007f00bb (most recent call first):\n" + '  File "/a", line 999 in ab\n' * 95
+    whole = page([(200, thread * 32)] * 200)
+    with serving(pages_of({"/stacks": whole})) as port:
+        done = subprocess.run(
+            [sys.executable, "-c", program, str(port)], capture_output=True, text=True, timeout=100, check=False
+        )
+    assert done.returncode == 0, done.stderr
+    ranks, mebibytes = map(int, done.stdout.split())
+    assert 100 < ranks < 200
+    assert mebibytes < 330
 
 
 JSONS: dict[str, str] = {
