@@ -141,6 +141,60 @@ def assert_named(told: Mapping[str, Any], slug: str, words: str) -> None:
     assert words in told["findings"][0]["summary"]
 
 
+STARTS_IT_ITSELF = """
+import sys
+import torch
+import torch.distributed as dist
+from torch.distributed.debug import start_debug_server
+
+def main(when):
+    if when == "first":
+        start_debug_server(port=25998, start_method="spawn")
+    dist.init_process_group("gloo")
+    if when == "later":
+        start_debug_server(port=25998, start_method="spawn")
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    if dist.get_rank() == 0:
+        print("sum", int(total))
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    main(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize(
+    ("when", "words"),
+    [
+        (
+            "later",
+            "torch's debug server runs already, by --debug-server: the script's start_debug_server() does nothing",
+        ),
+        ("first", "the script has started torch's debug server itself: ask it at the port that the script gives it"),
+    ],
+)
+def test_a_script_that_starts_the_server_itself_runs_on(tmp_path: Path, when: str, words: str) -> None:
+    """It has the function in hand before the hook starts the server."""
+    (tmp_path / "train.py").write_text(STARTS_IT_ITSELF)
+    launch = [*torchrun()[:-1], str(tmp_path / "train.py"), when]
+    launch[launch.index("4")] = "2"
+    with network("node0") as [host]:
+        done = subprocess.run(
+            host.command(*command("run", "--debug-server", PORT, "--no-remember", "--hang-after", "0", "--", *launch)),
+            env={**plain_environ(), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    assert "sum 2" in done.stdout
+    assert done.stderr.count(f"ddpdoctor: {words}\n") == 1
+    assert "no debug server" not in done.stderr
+
+
 @pytest.mark.parametrize("by", ["run", pytest.param("script", marks=pytest.mark.thorough)])
 def test_a_healthy_job_moves_and_then_a_rank_brings_another_size(tmp_path: Path, by: str) -> None:
     """Under torchrun, whether the script starts the server itself or doesn't know of it."""

@@ -13,6 +13,7 @@ PORT = "DDPDOCTOR_DEBUG_SERVER"
 SERVED = "DDPDOCTOR_DEBUG_SERVER_OF"
 """Setting: the pid of the rank for which this process serves the pages."""
 C10D = "torch.distributed.distributed_c10d"
+DEBUG = "torch.distributed.debug"
 NEEDED = (("jinja2",), ("tabulate",), ("aiohttp", "requests"))
 """Modules with which rank 0 serves the pages: one of each."""
 ANSWER_SECONDS = 10.0
@@ -25,28 +26,63 @@ class NoServerError(Exception):
     """Why there is none, for the user."""
 
 
-class C10dFinder:
-    """Waits for torch's module of process groups to be imported."""
+class Started:
+    """Who has started the server in this process."""
+
+    by_hook = False
+    by_script = False
+    told = False
+
+
+class ChangingFinder:
+    """Waits for a module to be imported, and puts another function in the place of one of its."""
+
+    def __init__(self, name, function, change):
+        self.name = name
+        self.function = function
+        self.change = change
 
     def find_spec(self, name, path=None, target=None):
-        if name != C10D:
+        if name != self.name:
             return None
-        sys.meta_path.remove(self)
-        found = (finder.find_spec(name, path, target) for finder in list(sys.meta_path))
+        found = (finder.find_spec(name, path, target) for finder in list(sys.meta_path) if finder is not self)
         spec = next(filter(None, found), None)
         loader = getattr(spec, "loader", None)
         if loader is not None and hasattr(loader, "exec_module"):
             run = loader.exec_module
 
-            def run_and_wrap(module):
+            def run_and_change(module):
                 run(module)
                 try:
-                    module.init_process_group = wrapped(module.init_process_group, module)
+                    if self in sys.meta_path:
+                        sys.meta_path.remove(self)
+                    setattr(module, self.function, self.change(getattr(module, self.function), module))
                 except Exception as error:
                     say(error)
 
-            loader.exec_module = run_and_wrap
+            loader.exec_module = run_and_change
         return spec
+
+
+def once(begin, debug):
+    """Return start_debug_server, which does nothing where the hook has started it: torch raises at a second call, and the script can't
+    know of the first."""
+    import functools
+
+    @functools.wraps(begin)
+    def start_debug_server(*args, **kwargs):
+        try:
+            begin(*args, **kwargs)
+        except Exception as error:
+            if not Started.by_hook or "already started" not in str(error):
+                raise
+            tell_once(
+                "torch's debug server runs already, by --debug-server: the script's start_debug_server() does nothing"
+            )
+        else:
+            Started.by_script = True
+
+    return start_debug_server
 
 
 def wrapped(begin, c10d):
@@ -69,6 +105,9 @@ def start(c10d):
     """Start the server, once: what a rank starts has its settings, and is none."""
     port = os.environ.pop(PORT, "")
     if not port:
+        return
+    if Started.by_script:
+        tell_once("the script has started torch's debug server itself: ask it at the port that the script gives it")
         return
     given = set(os.environ)
     try:
@@ -129,6 +168,7 @@ def serve(port):
     with no_main_module():
         os.environ[SERVED] = str(os.getpid())
         start_debug_server(**settings)
+    Started.by_hook, Started.by_script = True, False
 
 
 def settings_of_pages():
@@ -203,6 +243,14 @@ def say(error):
     sys.stderr.flush()
 
 
+def tell_once(words):
+    """Say that in rank 0."""
+    if not Started.told and os.environ.get("RANK", "0") == "0":
+        sys.stderr.write("ddpdoctor: %s\n" % words)
+        sys.stderr.flush()
+    Started.told = True
+
+
 def prepare():
     """Do what this process is here for."""
     if os.environ.get(SERVED):
@@ -210,7 +258,8 @@ def prepare():
         if any("spawn_main" in word for word in getattr(sys, "orig_argv", ())):
             end_with(int(os.environ[SERVED]))
     elif os.environ.get(PORT) and hasattr(sys, "implementation"):
-        sys.meta_path.insert(0, C10dFinder())
+        sys.meta_path.insert(0, ChangingFinder(C10D, "init_process_group", wrapped))
+        sys.meta_path.insert(0, ChangingFinder(DEBUG, "start_debug_server", once))
 
 
 def run_hidden():
