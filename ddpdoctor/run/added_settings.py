@@ -16,27 +16,13 @@ from ddpdoctor.base.private_folders import Needs, NoFolderError, private_folder
 from ddpdoctor.probes.files import read_start
 from ddpdoctor.probes.programs import find_program, interpreter_of
 from ddpdoctor.run.command_wrappers import wrappers_and_program
+from ddpdoctor.run.launchers import launcher_among
 
 RECORDER_ENTRIES: Final = "2000"
 """In each rank's flight recorder: torch's own default from 2.10 on."""
 FIRST_RELEASE_WITH_RECORDER: Final = (2, 5)
 """It is older, and was called experimental before."""
 MAX_VERSION_FILE_BYTES: Final = 1 << 16
-REMOTE_LAUNCHERS: Final = (
-    "srun",
-    "mpirun",
-    "mpiexec",
-    "deepspeed",
-    "ssh",
-    "pdsh",
-    "docker",
-    "podman",
-    "kubectl",
-    "ray",
-    "su",
-    "runuser",
-)
-"""Commands whose ranks may run on other hosts, or as other users: they don't reach the folder for the dumps of this one."""
 FOLDER: Final = Needs(prefix="ddpdoctor-run-")
 
 _VERSION: Final = re.compile(r"""^__version__ = ["'](\d+)\.(\d+)""", re.MULTILINE)
@@ -60,7 +46,7 @@ def folder_for_dumps(environ: Mapping[str, str]) -> str:
 def settings_for(command: Sequence[str], environ: Mapping[str, str], dumps: str) -> dict[str, str]:
     """The settings to add to the command's environment. dumps: the beginning of the names of the recorders' files; "" for torch's own."""
     wrappers, program = wrappers_and_program(command)
-    if "sudo" in wrappers or Path(program[0]).name in REMOTE_LAUNCHERS:
+    if launcher_among((*wrappers, program[0])):
         dumps = ""
     wanted = [AddedSetting(("PYTHONFAULTHANDLER",), "1"), *_recorder(program, environ, dumps)]
     return {

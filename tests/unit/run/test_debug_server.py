@@ -131,6 +131,33 @@ def test_commands_through_which_settings_do_not_get(command: list[str]) -> None:
     assert f"settings don't get through {command[0]} by themselves" in note
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("mpirun -H node0,node1 python train.py", "mpirun"),
+        ("nohup mpiexec --hostfile=hosts python train.py", "mpiexec"),
+        ("/opt/bin/deepspeed --hostfile hosts train.py", "deepspeed"),
+        ("mpirun -np 4 python train.py", ""),
+        ("deepspeed train.py", ""),
+        ("mpirun -np 4 python train.py -f x", ""),
+        ("srun --host x python train.py", ""),
+        ("torchrun --host x", ""),
+    ],
+)
+def test_launchers_that_hand_their_settings_to_this_host_alone(line: str, told: str) -> None:
+    settings, note = debug_server_settings(25999, line.split(), {})
+    assert settings
+    lines = [text for text in note.splitlines() if "to other hosts" in text]
+    assert len(lines) == bool(told)
+    if told == "deepspeed":
+        assert lines[0].endswith("write DDPDOCTOR_DEBUG_SERVER=25999 into the file .deepspeed_env")
+    elif told:
+        assert lines[0].startswith(
+            f"ddpdoctor: {told} may not hand DDPDOCTOR_DEBUG_SERVER and PYTHONPATH to other hosts"
+        )
+        assert lines[0].endswith(f"{told} ... ddpdoctor run --debug-server 25999 -- python train.py")
+
+
 def test_a_torch_that_is_too_old(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").symlink_to(sys.executable)
