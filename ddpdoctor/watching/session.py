@@ -188,6 +188,8 @@ class Watch:
             waits = True
             await asyncio.sleep(1.0)
         if not any(rank.place for rank in job.ranks):
+            if why := self._foreign(name):
+                raise NotWatchedError(why)
             raise NotWatchedError(f"Nobody says which ranks the processes of job {job.name} are; it can't be watched.")
         self._find_at = time.monotonic() + FIND_SECONDS
         self._add(job, processes)
