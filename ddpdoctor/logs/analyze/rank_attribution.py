@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -22,7 +22,7 @@ from ddpdoctor.logs.parse.labels import names_process, process_of
 OF_ITS_OWN: Final = "mp.spawn"
 """It numbers the processes of one host, and tells of the one that failed first."""
 MIN_CHARACTERS: Final = 20
-"""Characters."""
+"""Of words that are nobody else's by chance."""
 _WARNS: Final = " NCCL WARN "
 TELLS_OF_EVERY_END: Final = "torchrun"
 """A launcher that never keeps a rank's failure to itself."""
@@ -46,10 +46,11 @@ class RankEvidence(msgspec.Struct, frozen=True):
         return end.local_rank if end.rank is None and end.said_by == OF_ITS_OWN else end.rank
 
 
-def rank_evidence(failure: Failure, course: Timeline) -> tuple[RankEvidence, ...]:
-    """List all that tells of which rank a failure is, the surest first."""
-    told = ((rule, rule(failure, course)) for rule in ATTRIBUTIONS)
-    return tuple(RankEvidence(rule.words, rule.score, end) for rule, end in told if end is not None)
+class Attribution(NamedTuple):
+    """Whose a failure is. line: of the failure, with the rank, host and time. evidence: what tells of the rank, the surest first."""
+
+    line: LogLine
+    evidence: tuple[RankEvidence, ...]
 
 
 def scores_of(evidence: Sequence[RankEvidence]) -> Mapping[int | None, int]:
@@ -60,10 +61,11 @@ def scores_of(evidence: Sequence[RankEvidence]) -> Mapping[int | None, int]:
     return scores
 
 
-def with_rank(failure: Failure, course: Timeline) -> LogLine:
+def attribute(failure: Failure, course: Timeline) -> Attribution:
     """Complete the line of a failure with the rank, host and time that only others tell."""
     line, log = failure.line, course.log
-    evidence = rank_evidence(failure, course)
+    told_by = ((rule, rule(failure, course)) for rule in ATTRIBUTIONS)
+    evidence = tuple(RankEvidence(rule.words, rule.score, end) for rule, end in told_by if end is not None)
     scores = scores_of(evidence)
     best = max(evidence, key=lambda piece: scores[piece.rank], default=None)
     exited = best.end if best else None
@@ -81,7 +83,8 @@ def with_rank(failure: Failure, course: Timeline) -> LogLine:
     if (line.time is None or line.lent) and failure.exited is None and when is not None:
         line = msgspec.structs.replace(line, time=when, lent=False)
     # torchrun calls a host so that it couldn't find the name of.
-    return msgspec.structs.replace(line, rank=rank, host="" if host == "localhost" else host)
+    line = msgspec.structs.replace(line, rank=rank, host="" if host == "localhost" else host)
+    return Attribution(line, evidence)
 
 
 def own_exit(failure: Failure, course: Timeline) -> ProcessExit | None:
@@ -100,8 +103,7 @@ def _own_exit_that_tells(failure: Failure, course: Timeline) -> ProcessExit | No
 
 def _label(failure: Failure, course: Timeline) -> ProcessExit | None:
     """Read the rank from the label of its line."""
-    line = failure.line
-    return _end_or_rank(line.rank, line, course)
+    return _end_or_rank(failure.line.rank, failure.line, course)
 
 
 def _said_itself(failure: Failure, course: Timeline) -> ProcessExit | None:

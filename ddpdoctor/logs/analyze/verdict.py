@@ -18,14 +18,7 @@ from ddpdoctor.logs.analyze.endings import signal_of
 from ddpdoctor.logs.analyze.failures import Failure, FailureKind, failures_of
 from ddpdoctor.logs.analyze.illness_traits import is_grave, is_of_host, is_of_network
 from ddpdoctor.logs.analyze.order import MERE_HINT, lead_of, weight
-from ddpdoctor.logs.analyze.rank_attribution import (
-    RankEvidence,
-    exit_of,
-    own_exit,
-    rank_evidence,
-    silent_ranks,
-    with_rank,
-)
+from ddpdoctor.logs.analyze.rank_attribution import RankEvidence, attribute, exit_of, own_exit, silent_ranks
 from ddpdoctor.logs.analyze.script_errors import program_that_failed
 from ddpdoctor.logs.analyze.survival import ended_well, got_over, merely_said, survived
 from ddpdoctor.logs.analyze.suspects import MAX_SUSPECTS, EvidencePosition, Ranked, beside, chosen, ranked_suspects
@@ -150,11 +143,12 @@ def _of_attempt(log: Log, catalogue: Catalogue) -> LogVerdict:
         why = WHY_LEAD if sure else WHY_ANNOUNCED
         suspects = (Suspect(slug=slug, sure=sure, sightings=lead.signs, why=why),) if slug else ()
         also = beside(ranked, suspects)
+    line, evidence = attribute(lead, course)
     return LogVerdict(
         outcome=outcome,
         suspects=suspects,
-        lead=with_rank(lead, course),
-        evidence=rank_evidence(lead, course),
+        lead=line,
+        evidence=evidence,
         raised=lead.raised,
         exited=own_exit(lead, course) or exit_of(lead, course),
         effects=effects,
@@ -271,24 +265,20 @@ def _only_ended(failures: Sequence[Failure], course: Timeline) -> LogVerdict:
     if line is None and first.exited and first.exited.first and NAMED.match(first.exited.error):
         line = msgspec.structs.replace(first.line, text=first.exited.error)
     if line:
-        first = msgspec.structs.replace(first, line=line)
-        return LogVerdict(
-            outcome=RunOutcome.UNRECOGNISED,
-            lead=with_rank(first, course),
-            evidence=rank_evidence(first, course),
-            exited=own_exit(first, course),
-        )
+        line, evidence = attribute(msgspec.structs.replace(first, line=line), course)
+        return LogVerdict(outcome=RunOutcome.UNRECOGNISED, lead=line, evidence=evidence, exited=own_exit(first, course))
     told = all(failure.exited and _was_told(failure.exited) for failure in failures)
     suspects = (
         (Suspect(slug=course.catalogue.slug_for(LogTopic.STOPPED), sure=False, sightings=(), why=WHY_TOLD),)
         if told
         else ()
     )
+    line, evidence = attribute(first, course)
     return LogVerdict(
         outcome=RunOutcome.STOPPED if told else RunOutcome.EFFECTS_ONLY,
         suspects=suspects,
-        lead=with_rank(first, course),
-        evidence=rank_evidence(first, course),
+        lead=line,
+        evidence=evidence,
         exited=own_exit(first, course),
     )
 
@@ -365,13 +355,14 @@ def _without_cause(effects: tuple[SignMatch, ...], course: Timeline) -> LogVerdi
             survived=() if lead else survived(course),
         )
     if program := program_that_failed(failures):
+        line, evidence = attribute(program, course)
         return LogVerdict(
             outcome=RunOutcome.USER_ERROR,
             suspects=(
                 Suspect(slug=course.catalogue.slug_for(LogTopic.MISTAKE), sure=True, sightings=(), why=WHY_LEAD),
             ),
-            lead=with_rank(program, course),
-            evidence=rank_evidence(program, course),
+            lead=line,
+            evidence=evidence,
             raised=program.raised,
         )
     ends = [failure for failure in failures if failure.exited and not failure.exited.told_to]
@@ -397,11 +388,12 @@ def _without_cause(effects: tuple[SignMatch, ...], course: Timeline) -> LogVerdi
     own = [failure for failure in failures if not failure.raises(is_of_launcher)]
     first = next((failure for failure in own if failure.kind is not FailureKind.ENDED), (own or failures)[0])
     last = next((line for rank, line in course.last.items() if rank in silent), None)
+    line, evidence = (last, ()) if last else attribute(first, course)
     return LogVerdict(
         outcome=RunOutcome.EFFECTS_ONLY,
         suspects=tuple(suspects[:MAX_SUSPECTS]),
-        lead=last or with_rank(first, course),
-        evidence=() if last else rank_evidence(first, course),
+        lead=line,
+        evidence=evidence,
         raised=None if last else first.raised,
         exited=None if last else own_exit(first, course),
         effects=effects,
