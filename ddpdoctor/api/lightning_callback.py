@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from ddpdoctor.api.errors import UsageError
-from ddpdoctor.api.rank_preflight import TIMEOUT_SECONDS, OnIllness, PreflightResult, preflight
+from ddpdoctor.api.preflight_callback import PreflightCallback
 
 MODULES: Final = ("lightning.pytorch", "pytorch_lightning")
 """Two packages of the same code; each has a class of its own for callbacks."""
@@ -41,7 +41,7 @@ else:
     _Callback = type("_Callback", _callback_classes(), {})
 
 
-class LightningPreflight(_Callback):
+class LightningPreflight(PreflightCallback, _Callback):
     """Runs `preflight()` on every rank, once the process group is there and before the model is set up.
 
     Args:
@@ -49,15 +49,6 @@ class LightningPreflight(_Callback):
         on_illness: as for `preflight`.
     """
 
-    def __init__(self, *, timeout: float = TIMEOUT_SECONDS, on_illness: OnIllness = "warn") -> None:
-        super().__init__()
-        self.timeout = timeout
-        self.on_illness = on_illness
-        self.result: PreflightResult | None = None
-        """That of this rank, once it has run."""
-
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Run it, the first time that the trainer sets anything up."""
-        if self.result is None:
-            device = trainer.strategy.root_device
-            self.result = preflight(timeout=self.timeout, on_illness=self.on_illness, device=device)
+        self.run_once(trainer.strategy.root_device)

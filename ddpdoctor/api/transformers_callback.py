@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.api.errors import UsageError
-from ddpdoctor.api.rank_preflight import TIMEOUT_SECONDS, OnIllness, PreflightResult, preflight
+from ddpdoctor.api.preflight_callback import PreflightCallback
 
 if TYPE_CHECKING:
 
@@ -21,7 +21,7 @@ else:
         ) from error
 
 
-class TransformersPreflight(_TrainerCallback):
+class TransformersPreflight(PreflightCallback, _TrainerCallback):
     """Runs `preflight()` on every rank as the Trainer is made, before the model is wrapped: wrapping it is the first thing that hangs.
 
     Added to a Trainer that is there already, it runs as the training begins.
@@ -31,21 +31,10 @@ class TransformersPreflight(_TrainerCallback):
         on_illness: as for `preflight`.
     """
 
-    def __init__(self, *, timeout: float = TIMEOUT_SECONDS, on_illness: OnIllness = "warn") -> None:
-        super().__init__()
-        self.timeout = timeout
-        self.on_illness = on_illness
-        self.result: PreflightResult | None = None
-        """That of this rank, once it has run."""
-
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Run it: the Trainer has been made."""
-        self._run(args)
+        self.run_once(args.device)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Run it, unless that has been done."""
-        self._run(args)
-
-    def _run(self, args: Any) -> None:
-        if self.result is None:
-            self.result = preflight(timeout=self.timeout, on_illness=self.on_illness, device=args.device)
+        self.run_once(args.device)
