@@ -68,7 +68,7 @@ def env_not_propagated(
 
 def _read(deviation: Deviation, nodes: Sequence[Node], rdma: Maybe[Rdma]) -> bool:
     """Whether anything reads the setting here, as far as can be told."""
-    if deviation.of_nccl and all(isinstance(node.torch, str) and node.nccl is None for node in nodes):
+    if not deviation.hits_gloo and all(isinstance(node.torch, str) and node.nccl is None for node in nodes):
         return False
     return not (deviation.of_infiniband and isinstance(rdma, Rdma) and rdma.ports == ())
 

@@ -67,11 +67,6 @@ class Deviation(msgspec.Struct, frozen=True):
         return why_apart(self.name)
 
     @property
-    def of_nccl(self) -> bool:
-        """Whether only NCCL reads it."""
-        return known_settings()[self.name].reader == "NCCL"
-
-    @property
     def hits_gloo(self) -> bool:
         """Whether ranks that use gloo alone read it."""
         return "NCCL" not in self.name and self.name != "FI_PROVIDER"
