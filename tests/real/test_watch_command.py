@@ -108,6 +108,26 @@ def test_a_long_evaluation_is_no_hang(tmp_path: Path) -> None:
     assert lines_with(ALARM, output) == []
 
 
+@pytest.mark.thorough
+@pytest.mark.timeout(600)
+def test_of_all_jobs_the_one_that_stops_is_named(tmp_path: Path) -> None:
+    output = tmp_path / "watched"
+    fault = {"fault": "sleep", "step": 0.05, "fault_at": 40}
+    with training(tmp_path / "healthy", {"step": 0.05}) as healthy, training(tmp_path / "ill", fault) as ill:
+        wait_for(tmp_path / "ill" / "fault", ill)
+        watching = watch(
+            "--all", "--confirm", "10", "--every", "1", "--evidence", str(tmp_path / "evidence"), output=output
+        )
+        wait_until(lambda: lines_with(f"Job {ill.pid}{ALARM}", output), "the alarm", 300.0)
+        watching.send_signal(signal.SIGTERM)
+        assert watching.wait(60) == 143
+        assert healthy.poll() is None
+    [alarm] = lines_with(f"Job {ill.pid}{ALARM}", output)
+    assert "rank 1 stands in fault_of_one" in alarm
+    assert lines_with(f"Watching job {healthy.pid} ", output)
+    assert lines_with(f"Job {healthy.pid}{ALARM}", output) == []
+
+
 def test_another_users_job_is_refused(tmp_path: Path) -> None:
     with by_hand(tmp_path, real=False) as job:
         evidence = tmp_path / "evidence"

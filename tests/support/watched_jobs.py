@@ -25,11 +25,12 @@ from tests.support.free_ports import free_port
 TRAINING = Path(__file__).with_name("watched_training.py")
 ALARM = " has not moved for "
 
+EVERYBODY = "everybody polls"
 FAULTS: Mapping[str, str] = {
     "stopped": "rank 1 .*stopped",
     "sleep": "rank 1 stands in fault_of_one",
     "polls for a file": "rank 1 stands in until_told",
-    "everybody polls": "ranks 0-2 stand in until_told",
+    EVERYBODY: "ranks 0-2 stand in until_told",
     "lock held": "rank 1 stands in fault_of_one",
     "lock of a thread": "rank 1 stands in fault_of_one",
     "GIL held": "rank 1 stands in fault_of_one",
@@ -99,11 +100,11 @@ def descendants(pid: int) -> list[int]:
     return found[1:]
 
 
-def watch(pid: int, *options: str, output: Path) -> subprocess.Popen[bytes]:
-    """Start a watch over that job."""
+def watch(job: int | str, *options: str, output: Path) -> subprocess.Popen[bytes]:
+    """Start a watch over that job, by the pid of any process of it; over all by "--all"."""
     with output.open("wb") as file:
         return subprocess.Popen(
-            command("watch", str(pid), *options), env=plain_environ(), stdout=file, stderr=subprocess.STDOUT
+            command("watch", str(job), *options), env=plain_environ(), stdout=file, stderr=subprocess.STDOUT
         )
 
 
@@ -117,19 +118,23 @@ def wait_for(path: Path, process: subprocess.Popen[bytes], seconds: float = 400.
 
 
 class Played(NamedTuple):
-    """What came of a fault. after: seconds from the fault to the evidence; nan without. said: the alarm, "" without."""
+    """What came of a fault. after: seconds from the fault to the evidence; nan without. said: the alarm, "" without. blamed: the ranks that
+    `--on-hang` is handed."""
 
     name: str
     after: float
     said: str
+    blamed: str
 
     @property
     def is_named(self) -> bool:
-        return bool(re.search(FAULTS[self.name], self.said))
+        """Whether the rank that does it, and nobody else, is blamed (nobody, where all do the same), and what it does is told."""
+        blamed = "" if self.name == EVERYBODY else "1"
+        return self.blamed == blamed and bool(re.search(FAULTS[self.name], self.said))
 
 
 def play(name: str, folder: Path, confirm: float, every: float) -> Played:
-    """Have a rank of a job do it, with a watch beside it, until that says something or twice the time of confirmation has passed."""
+    """Have a rank of a job do it, with a watch beside it, until that says something."""
     place = folder / name.replace(" ", "-")
     place.mkdir(parents=True, exist_ok=True)
     for pipe in ("pipe", "terminal"):
@@ -139,12 +144,16 @@ def play(name: str, folder: Path, confirm: float, every: float) -> Played:
     wish = {"fault": name, "loader": int(name.startswith("worker")), "step": 0.05, "fault_at": 40}
     output = place / "watched"
     with training(place, wish, FAULT_RANKS) as job:
-        options = ("--confirm", str(confirm), "--every", str(every), "--evidence", str(place / "evidence"))
+        blamed = place / "blamed"
+        options = (
+            "--confirm", str(confirm), "--every", str(every), "--evidence", str(place / "evidence"),
+            "--on-hang", f'printf %s "$DDPDOCTOR_RANKS" >{blamed}.new && mv {blamed}.new {blamed}',
+        )  # fmt: skip
         watching = watch(job.pid, *options, output=output)
         try:
             wait_for(place / "fault", job)
             until = time.monotonic() + 3 * confirm + 120
-            while time.monotonic() < until and ALARM not in output.read_text():
+            while time.monotonic() < until and not (ALARM in output.read_text() and blamed.exists()):
                 time.sleep(0.2)
         finally:
             watching.terminate()
@@ -154,4 +163,4 @@ def play(name: str, folder: Path, confirm: float, every: float) -> Played:
     said = next((line[20:] for line in output.read_text().splitlines() if ALARM in line), "")
     written = next(iter((place / "evidence").glob("*/report.md")), None)
     after = written.stat().st_mtime - (place / "fault").stat().st_mtime if written else math.nan
-    return Played(name, after, said)
+    return Played(name, after, said, blamed.read_text() if blamed.exists() else "")
