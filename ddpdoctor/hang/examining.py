@@ -153,9 +153,13 @@ def _look(snapshot: Snapshot, job: TrainingJob | None, dumps: Sequence[str], sec
     with closing(StatusLine(lambda passed: f"{words} ({passed:.0f} of {seconds} s)", delay=0.3)):
         work = watch(job, snapshot.processes, snapshot.host, seconds)
         hang = asyncio.run(until_stopped(work, lambda: "Stopped. No rank was held up, and nothing is left running."))
-    hang = _with_dumps(hang, _read(dumps) if dumps else dumps_of(job))
+    return with_records(hang, job, _read(dumps) if dumps else dumps_of(job), inquiry)
+
+
+def with_records(hang: Hang, job: TrainingJob, dumps: Dumps, inquiry: RasInquiry) -> Hang:
+    """Add to what was seen of a job's ranks what their flight recorders and NCCL tell."""
     counts, why_not = inquiry.answer()
-    return msgspec.structs.replace(hang, counts=counts, ras=why_not, nccl=_nccl_of(job))
+    return msgspec.structs.replace(_with_dumps(hang, dumps), counts=counts, ras=why_not, nccl=_nccl_of(job))
 
 
 def _nccl_of(job: TrainingJob) -> str:

@@ -14,7 +14,7 @@ from ddpdoctor.base.unknown import NotKnown
 from ddpdoctor.engine.examination import Examination
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.hang import Frame, Hang, Watched
-from ddpdoctor.hang.examining import RasInquiry
+from ddpdoctor.hang.examining import RasInquiry, with_records
 from ddpdoctor.hang.flight_recorder.collect_dumps import dumps_of
 from ddpdoctor.hang.judging import groups_of_hangs, hang_of, judge_hang
 from ddpdoctor.hang.rank_states import states_of
@@ -50,12 +50,7 @@ def examine_still_job(job: TrainingJob, hang: Hang, catalogue: Catalogue, *, ras
     inquiry = RasInquiry(job, RAS_SECONDS, wanted=ras)
     context = Context(sys.executable, "ddpdoctor", quick=True, asked=int(job.name))
     snapshot = collect_facts(context, groups_of_hangs(catalogue))
-    dumps = dumps_of(job)
-    counts, why_not = inquiry.answer()
-    whole = msgspec.structs.replace(
-        hang, recorded=dumps.recorded, dumps=dumps.note, refused=dumps.refused, counts=counts, ras=why_not
-    )
-    return judge_hang(snapshot, whole, catalogue)
+    return judge_hang(snapshot, with_records(hang, job, dumps_of(job), inquiry), catalogue)
 
 
 def is_hang(hang: Hang) -> bool:
@@ -112,13 +107,13 @@ def _stack(who: str, watched: Watched) -> str:
     lines += _frames(last.frames) or [f"  no stack: {last.source}"]
     for name, frames in last.others:
         lines += [f"  thread {name}", *(f"  {line}" for line in _frames(frames))]
-    return one_line_each(lines)
+    return _one_line_each(lines)
 
 
 def _frames(frames: tuple[Frame, ...]) -> list[str]:
     return [f"  {frame.function} ({frame.path}:{frame.line})" for frame in frames]
 
 
-def one_line_each(lines: list[str]) -> str:
+def _one_line_each(lines: list[str]) -> str:
     """Join lines, each made harmless."""
     return "".join(f"{line[: len(line) - len(line.lstrip())]}{one_line(line.lstrip())}\n" for line in lines)

@@ -200,13 +200,13 @@ def _elsewhere(pair: _Pair, place: StackPlace, *, slack: float, nccl: bool, othe
     wanders = not pair.now.still
     if wanders and (cores > IDLE_CORES or not others_frozen):
         return Movement("it comes to different calls")
-    if not nccl and cores - pair.main_cores > BUSY_CORES and pair.main_cores < cores:
+    if not nccl and cores - pair.main_cores > BUSY_CORES:
         return Movement(f"its other threads use {cores - pair.main_cores:.1f} cores")
     if pair.earlier is not None:
         before = _place(pair.earlier)
         if not _is_same_way(before.path, place.path) or before.where is not place.where:
             return Movement(f"it was in {where(before)} before, and is in {where(place)}")
-        if _others(pair.earlier) != _others(pair.now) and place.where is PlaceKind.LOCK:
+        if pair.earlier.last.others != pair.now.last.others and place.where is PlaceKind.LOCK:
             return Movement("its other threads came to other calls")
         if why := _in_between(pair, slack):
             return Movement(why)
@@ -226,10 +226,6 @@ def _amounts(pair: _Pair) -> str:
 def _place(watched: Watched) -> StackPlace:
     place = worker_place(watched.last)
     return place if place.where is not PlaceKind.UNSEEN else place_of(watched.last)
-
-
-def _others(watched: Watched) -> Sequence[tuple[str, tuple[Frame, ...]]]:
-    return watched.last.others
 
 
 def _is_same_way(path: Sequence[Frame], other: Sequence[Frame]) -> bool:

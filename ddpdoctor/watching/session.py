@@ -13,13 +13,14 @@ from typing import Any, Final
 
 import msgspec
 
+from ddpdoctor.base.ownership import user_name
 from ddpdoctor.base.text import clip, listed, one_line, pid_named, plural, ranks_named
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.processes import Process, Processes
 from ddpdoctor.hang.permission import Missed, hidden_stacks, powers
 from ddpdoctor.probes.context import Context
-from ddpdoctor.probes.proc import Proc, user_name
+from ddpdoctor.probes.proc import Proc
 from ddpdoctor.probes.processes.listing import probe
 from ddpdoctor.probes.py_spy import spy
 from ddpdoctor.processes.jobs import TrainingJob, jobs_of
@@ -81,8 +82,7 @@ class WatchedJob:
 
     def begin(self) -> None:
         """Start the books, for the ranks that the job has now."""
-        ranks = {rank.place.rank: rank.pid for rank in self.job.ranks if rank.place}
-        self.track = JobTrack(self.limits, time.monotonic(), ranks)
+        self.track = JobTrack(self.limits, time.monotonic(), {number: rank.pid for number, rank in self.ranks.items()})
         self.looks.clear()
         self.pausing = False
 

@@ -19,6 +19,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from ddpdoctor.base.ownership import user_name
 from ddpdoctor.base.text import clip, human, listed, masked, ranks_named
 from ddpdoctor.facts.hang import STATE_UNTOLD, Frame, Hang, RankLook, Recorded, RecordedGroup, Watched, WatchedRank
 from ddpdoctor.hang.debug_server.budget import Budget, OverBudgetError
@@ -39,7 +40,7 @@ from ddpdoctor.hang.debug_server.told_stacks import ToldStack, parse_stacks
 from ddpdoctor.hang.flight_recorder.dump_format import Dump, parse_dump
 from ddpdoctor.hang.flight_recorder.plain_pickles import NotRead
 from ddpdoctor.hang.stack_sampling import compare_stacks
-from ddpdoctor.probes.proc import Proc, user_name
+from ddpdoctor.probes.proc import Proc
 from ddpdoctor.probes.processes.tcp_sockets import LISTEN, read_sockets
 
 SOURCE: Final = "torch's debug server"

@@ -72,7 +72,7 @@ def _any(words: tuple[str, ...]) -> str:
 _SIGNAL: Final = rf"(?P<signal>{_any(tuple(word for words in _SIGNALS.values() for word in words))})"
 _CORE: Final = rf"(?P<dumped>{_any(_DUMPED)})"
 _LINE: Final = re.compile(r"(?P<script>\S+?)\s?: (?:第 ?|行 ?|Zeile |ligne )?(?P<number>\d{1,9})(?: ?行)?\s?[:：] ?")
-"""The same, with the script: in front of the number or behind it stands the word for a line."""
+"""Where a shell is in a script, and the script's name: in front of the number or behind it stands the word for a line."""
 _PROCESS: Final = re.compile(rf"\s*(?P<pid>\d{{1,9}}) {_SIGNAL}\s*(?:{_CORE}\s*)?(?=\S)")
 _ALONE: Final = re.compile(rf"{_SIGNAL}\s*(?:{_CORE}\s*)?$")
 _ERROR: Final = re.compile(

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.engine.examination import Examination
 from ddpdoctor.facts.hang import WatchedRank
 from ddpdoctor.facts.plan import NO_PLAN
+from ddpdoctor.facts.processes import Process
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.watching.alarm import who_lags
+from ddpdoctor.hang import examining
+from ddpdoctor.processes.jobs import TrainingJob
+from ddpdoctor.watching.alarm import examine_still_job, who_lags
 from tests.support.hangs import collective, hang, own, rank
 
 
@@ -25,3 +31,10 @@ def test_without_a_finding_the_odd_ones_are_named(ranks: list[WatchedRank], culp
     text, named = who_lags(Examination(Snapshot(hang=hang(*ranks)), NO_PLAN, ()))
     assert named == culprits
     assert "all_reduce" in text
+
+
+def test_what_the_job_has_loaded_of_nccl_is_known_of_an_alarm_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examining, "mapped_nccl", lambda pid, proc: (2, 31, 0))
+    job = TrainingJob(name=str(os.getpid()), ranks=(Process(pid=os.getpid(), start=1, parent=0),), world_size=1)
+    judged = examine_still_job(job, hang(rank(0, own("wait", 12))), catalogue(), ras=False)
+    assert judged.snapshot.hang.nccl == "2.31.0"
