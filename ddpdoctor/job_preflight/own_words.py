@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pathlib
 import platform
-import re
 import socket
 import sys
 from importlib import import_module
@@ -16,10 +15,10 @@ from msgspec.structs import replace
 from ddpdoctor.base.text import clip, dotted
 from ddpdoctor.facts.environment import Setting
 from ddpdoctor.facts.preflight import CURRENT_DEVICE, PreflightRank
+from ddpdoctor.probes.context import Context
 
 BOUND_DEVICE: Final = "init_process_group(device_id=...)"
 GIVEN_DEVICE: Final = "device"
-DRIVER_FILE: Final = "/proc/driver/nvidia/version"
 MAX_SETTINGS: Final = 200
 MAX_VALUE_LENGTH: Final = 300
 
@@ -50,13 +49,14 @@ def describe_rank(rank: int, world_size: int, *, backend: str = "", device: obje
 
 def _with_torch(plain: PreflightRank, device: object) -> PreflightRank:
     torch: Any = import_module("torch")
+    context = Context(sys.executable or "python", "this process", quick=True)
     told = replace(
         plain,
         torch=str(torch.__version__),
         cuda=torch.version.cuda,
         nccl=_nccl(torch),
-        driver=_driver(),
-        settings=_settings(),
+        driver=_driver(context),
+        settings=_settings(context),
         backend=_backend(torch) or plain.backend,
     )
     name, source = _device(torch, device)
@@ -70,22 +70,19 @@ def _nccl(torch: Any) -> str | None:
     return dotted(import_module("torch.cuda.nccl").version()[:3])
 
 
-def _driver() -> str | None:
+def _driver(context: Context) -> str | None:
     """The version of the NVIDIA driver that is loaded."""
-    try:
-        with pathlib.Path(DRIVER_FILE).open(encoding="utf-8", errors="replace") as file:
-            found = re.search(r"\s(\d{3}\.\d+(?:\.\d+)?)\s", file.readline(500))
-    except OSError:
-        return None
-    return found[1] if found else None
+    from ddpdoctor.probes.driver import kernel_side
+
+    version, _ = kernel_side(context)
+    return version if isinstance(version, str) else None
 
 
-def _settings() -> tuple[Setting, ...]:
+def _settings(context: Context) -> tuple[Setting, ...]:
     from ddpdoctor.knowledge.settings_agreement import concerns_other_nodes
-    from ddpdoctor.probes.context import Context
     from ddpdoctor.probes.environment import probe
 
-    environment = probe(Context(sys.executable or "python", "this process", quick=True))
+    environment = probe(context)
     found = [
         replace(setting, value=setting.value[:MAX_VALUE_LENGTH])
         for setting in environment.effective

@@ -6,6 +6,7 @@ A module may set `DEADLINE` (seconds). A probe that crashes or misses its deadli
 __all__ = [
     "cgroup",
     "context",
+    "driver",
     "environment",
     "files",
     "gang",

@@ -47,7 +47,7 @@ def probe(context: Context) -> Driver | Unknown:
     # Looked at first: asking the libraries may load modules and make nodes.
     nodes = tuple(f"/dev/{name}" for name in context.names("/dev") if NODES.fullmatch(name))
     modules = _loaded_modules(context)
-    kernel_version, flavour = _kernel_side(context)
+    kernel_version, flavour = kernel_side(context)
     asked = ThreadedCall(lambda: libcuda.ask(context), DEADLINE)
     answers = nvml.ask(context)
     cuda = asked.result(libcuda.CudaAnswers())
@@ -90,9 +90,9 @@ def _loaded_modules(context: Context) -> tuple[str, ...] | Unknown:
     return tuple(sorted(loaded.intersection(MODULES)))
 
 
-def _kernel_side(context: Context) -> tuple[str | Unknown | None, str | None]:
-    """Version and flavour of the loaded module, from a line such as
-    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build"."""
+def kernel_side(context: Context) -> tuple[str | Unknown | None, str | None]:
+    """Tell version and flavour of the loaded module, from a line such as
+    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build"; None: none is loaded."""
     file = "/proc/driver/nvidia/version"
     if not exists(context.path(file)):
         return None, None
