@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix, Owner
+from ddpdoctor.base.grouping import grouped
 from ddpdoctor.base.shell import quoted
 from ddpdoctor.base.text import capital, listed, plural, ranks_named
 from ddpdoctor.engine.registry import Subject, check, requires
@@ -105,10 +106,7 @@ def preflight_rank_failed(preflight: Preflight) -> Iterator[Finding]:
     Run on that rank's host what the finding names, and look at the Python that it runs in with `ddpdoctor check --python`.
     """
     of_several(preflight)
-    failed: dict[str, list[PreflightRank]] = {}
-    for rank in preflight.ranks:
-        if rank.problem:
-            failed.setdefault(rank.problem, []).append(rank)
+    failed = grouped((rank for rank in preflight.ranks if rank.problem), lambda rank: rank.problem)
     for problem, ranks in failed.items():
         yield Finding.of(
             f"{capital(_on(ranks))} could not say what it is: {problem}",
@@ -137,7 +135,7 @@ def world_size_mismatch(preflight: Preflight) -> Iterator[Finding]:
     """
     of_several(preflight)
     requires(preflight.ranks, "no rank answered")
-    sizes = _by(preflight.ranks, lambda rank: str(rank.world_size))
+    sizes = grouped(preflight.ranks, lambda rank: str(rank.world_size))
     if len(sizes) < 2:
         return
     yield Finding.of(
@@ -165,7 +163,7 @@ def backend_mismatch(preflight: Preflight) -> Iterator[Finding]:
     of_several(preflight)
     named = [rank for rank in preflight.ranks if rank.backend]
     requires(named, "no rank has a backend yet")
-    backends = _by(named, lambda rank: rank.backend)
+    backends = grouped(named, lambda rank: rank.backend)
     if len(backends) < 2:
         return
     # Of two that are equally frequent, the one that rank 0 doesn't have.
@@ -176,14 +174,6 @@ def backend_mismatch(preflight: Preflight) -> Iterator[Finding]:
         Fix('Name the same on all ranks: init_process_group("nccl"), and not what torch.cuda.is_available() says'),
         Fix(f"On {odd.host}, see what its torch can do", (f"ddpdoctor check --python {quoted(odd.python)}",)),
     )
-
-
-def _by(ranks: Sequence[PreflightRank], value: Callable[[PreflightRank], str]) -> dict[str, list[PreflightRank]]:
-    """The ranks by a value of theirs."""
-    groups: dict[str, list[PreflightRank]] = {}
-    for rank in ranks:
-        groups.setdefault(value(rank), []).append(rank)
-    return groups
 
 
 def _told(groups: dict[str, list[PreflightRank]]) -> str:
