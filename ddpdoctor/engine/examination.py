@@ -80,15 +80,25 @@ class Examination(msgspec.Struct, frozen=True):
 
     @property
     def verdict(self) -> Verdict:
-        severities = {severity for _, severity, _ in self.findings}
-        for severity, verdict in ((Severity.FAIL, Verdict.FAIL), (Severity.WARN, Verdict.WARN)):
-            if severity in severities:
-                return verdict
-        return Verdict.OK if self.passed or severities else Verdict.UNKNOWN
+        return verdict_on(self.results, passed=bool(self.passed))
 
 
 def _advised(of: Check, severity: Severity, finding: Finding) -> Finding:
     return with_a_fix(of, finding) if severity is Severity.FAIL else finding
+
+
+def verdict_on(results: Iterable[Result], *, passed: bool) -> Verdict:
+    """The worst of all findings; none where there are none and no check has passed.
+
+    Args:
+        results: of checks.
+        passed: whether any check has, among them or beside them.
+    """
+    severities = {finding.severity or result.check.severity for result in results for finding in result.findings}
+    for severity, verdict in ((Severity.FAIL, Verdict.FAIL), (Severity.WARN, Verdict.WARN)):
+        if severity in severities:
+            return verdict
+    return Verdict.OK if passed or severities else Verdict.UNKNOWN
 
 
 def examine(snapshot: Snapshot, nproc: int | None, checks: Iterable[Check]) -> Examination:

@@ -9,7 +9,7 @@ import msgspec
 
 from ddpdoctor.base.findings import Finding, Severity
 from ddpdoctor.base.text import plural
-from ddpdoctor.engine.examination import Examination, Verdict, examine, unless_unjudged
+from ddpdoctor.engine.examination import Examination, Verdict, examine, unless_unjudged, verdict_on
 from ddpdoctor.engine.registry import Catalogue, Check, Result, SkipReason, Subject
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.fleet import Fleet, Node
@@ -112,21 +112,8 @@ def _merged(results: Sequence[Result]) -> JudgedCheck | None:
 
 def _verdict(checks: Sequence[JudgedCheck], hosts: Sequence[HostAnswer], passed: int, catalogue: Catalogue) -> Verdict:
     """The worst of all findings; none where not a single check, of the job or of a host, could be judged."""
-    severities: set[Severity] = set()
-    for judged in (*checks, *(judged for host in hosts for judged in host.checks)):
-        severities.update(_severity(judged.slug, finding, catalogue) for finding in judged.findings)
-    if Severity.FAIL in severities:
-        return Verdict.FAIL
-    if Severity.WARN in severities:
-        return Verdict.WARN
-    return Verdict.OK if severities or passed or any(host.passed for host in hosts) else Verdict.UNKNOWN
-
-
-def _severity(slug: str, finding: Finding, catalogue: Catalogue) -> Severity:
-    if finding.severity is not None:
-        return finding.severity
-    check = catalogue.get(slug)
-    return check.severity if check else Severity.WARN
+    judged = (*checks, *(judged for host in hosts for judged in host.checks))
+    return verdict_on(_results(judged, catalogue), passed=passed > 0 or any(host.passed for host in hosts))
 
 
 def _without_other_jobs(host: HostAnswer, catalogue: Catalogue) -> HostAnswer:
@@ -156,11 +143,14 @@ def examinations_of(verdict: JobVerdict, catalogue: Catalogue) -> tuple[list[str
 
 def _examination(host: str, checks: Sequence[JudgedCheck], catalogue: Catalogue) -> Examination:
     snapshot = Snapshot(host=host)
-    results = tuple(
+    return Examination(snapshot, examine(snapshot, None, ()).plan, _results(checks, catalogue))
+
+
+def _results(checks: Sequence[JudgedCheck], catalogue: Catalogue) -> tuple[Result, ...]:
+    return tuple(
         Result(catalogue.get(judged.slug) or _foreign(judged.slug), judged.findings, judged.not_tested)
         for judged in checks
     )
-    return Examination(snapshot, examine(snapshot, None, ()).plan, results)
 
 
 def _foreign(slug: str) -> Check:
