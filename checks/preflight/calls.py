@@ -8,10 +8,8 @@ from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import capital, clip, ranks_named
 from ddpdoctor.checks.preflight.ranks import MAX_SHOWN_RANKS, of_several
 from ddpdoctor.engine.registry import Subject, check, leave_untested
-from ddpdoctor.facts.preflight import Preflight, PreflightRank, TriedCall
+from ddpdoctor.facts.preflight import GROUP, Preflight, PreflightRank, TriedCall
 from ddpdoctor.knowledge.evidence import told
-
-GROUP = "group"
 
 
 @check("preflight-collective-failed", severity=FAIL, owner=Owner.UNKNOWN, judges=(Subject.JOB_FROM_WITHIN,))

@@ -8,8 +8,10 @@ import msgspec
 
 from ddpdoctor.base.unknown import Facts, Source
 from ddpdoctor.facts.environment import Setting
+from ddpdoctor.facts.smoke import OWN_WORDS
 
-OWN_WORDS = "the ranks' own words"
+GROUP = "group"
+"""The first of the calls that the ranks try together: the making of their group."""
 CURRENT_DEVICE = "torch.cuda.current_device()"
 """The source of a device that nobody has chosen: it is 0 until somebody sets it."""
 
@@ -50,7 +52,7 @@ class PreflightRank(msgspec.Struct, frozen=True, kw_only=True):
 class TriedCall(msgspec.Struct, frozen=True, kw_only=True):
     """How far one rank came in the calls that all ranks tried together.
 
-    call: the last that it began: "group", "barrier", "all_reduce of 4 B" ...
+    call: the last that it began: GROUP, "barrier", "all_reduce of 4 B" ...
     words: of torch, where it failed.
     waited: it failed for want of an answer from another rank.
     """

@@ -11,9 +11,8 @@ from typing import Any, Final
 
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.text import clip
-from ddpdoctor.facts.preflight import TriedCall
+from ddpdoctor.facts.preflight import GROUP, TriedCall
 
-GROUP: Final = "group"
 SMALL, LARGE = 1, 1 << 18
 """Numbers of 4 bytes: 4 B fit into any packet, 1 MiB needs many large ones."""
 
