@@ -1,4 +1,4 @@
-"""Keeps the lines of NCCL's own diagnosis out of what ranks print, as they come."""
+"""Collects the lines of NCCL's own diagnosis from what ranks print, as they come."""
 
 from __future__ import annotations
 

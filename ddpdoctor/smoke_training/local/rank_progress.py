@@ -66,7 +66,7 @@ class RankProgress(OutputTail):
         self.calls = ""
         self.called: list[CollectiveCall] = []
         self.heard_at = 0.0
-        """The moment of its last step or window."""
+        """The moment when it began its stage, or its last step since."""
         self.windows: list[PaceWindow] = []
         self._told = 0
         self._merged = 1

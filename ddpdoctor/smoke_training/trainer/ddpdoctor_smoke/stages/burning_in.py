@@ -26,14 +26,12 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Window:
-    """What a rank notes between two moments. own: seconds of each step that it needs for itself and waits for nobody in; waited: seconds of
-    those in which it was ready to run and had no core."""
+    """What a rank notes between two moments. own: seconds of each step that it needs for itself and waits for nobody in."""
 
     def __init__(self, began):
         self.began = began
         self.waited_before = core_wait()
         self.own = []
-        self.waited = []
 
     def figures(self, now, first):
         """first: the moment when it all began."""
