@@ -14,9 +14,8 @@ import pytest
 from ddpdoctor.facts.smoke import RankEnding, Smoke, StageState
 from ddpdoctor.network_check.protocol.messages import ABORTED
 from ddpdoctor.smoke_training.local.rank_monitor import PROCESS_END, RankMonitor
-from ddpdoctor.smoke_training.local.rank_runner import run_ranks
 from ddpdoctor.smoke_training.training_order import Fault
-from tests.support.smoke_runs import Estate, by_rank, order, rank_1_runs, train
+from tests.support.smoke_runs import Estate, by_rank, order, rank_1_runs, run_ranks, train
 
 SECONDS = 5.0
 STAGES = ("import", "device", "rendezvous", "process group", "all_reduce", "shutdown")
@@ -106,7 +105,7 @@ class Odd:
 
     def train(self, fault: Fault | None = None) -> Coroutine[Any, Any, Smoke]:
         one = order(fault, nproc=2, seconds=SECONDS, stages=STAGES)
-        return self.estate.watched(run_ranks(one, python=sys.executable, environ=self.estate.environ))
+        return self.estate.watched(run_ranks(one, environ=self.estate.environ))
 
 
 @pytest.mark.slow
@@ -198,7 +197,7 @@ def test_enough_is_enough_and_what_is_known_is_told(short_path: Path) -> None:
                 waiting.set()
 
         one = order(SLEEPS, nproc=2, seconds=60, stages=STAGES)
-        work = run_ranks(one, python=sys.executable, environ=estate.environ, on_progress=heard)
+        work = run_ranks(one, environ=estate.environ, on_progress=heard)
         return await estate.watched(work, message, waiting)
 
     async def go() -> list[Smoke | BaseException]:

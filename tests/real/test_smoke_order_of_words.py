@@ -96,8 +96,7 @@ engine(finished=True)
 
 DOCTOR = """
 import asyncio, os, sys
-from ddpdoctor.smoke_training.local.rank_runner import run_ranks
-from tests.support.smoke_runs import order
+from tests.support.smoke_runs import order, run_ranks
 
 work = run_ranks(order(nproc=16, seconds=7.0, stages=("import", "device", "shutdown")), python=sys.argv[1], environ=os.environ)
 print({one.ending.value for one in asyncio.run(work).ranks})

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.facts.smoke import RankEnding
-from ddpdoctor.smoke_training.local.rank_runner import run_ranks
 from ddpdoctor.smoke_training.training_order import TrainingOrder
 from tests.support.command import ROOT, command, ddpdoctor, plain_environ
 from tests.support.free_ports import free_port
 from tests.support.namespaces import Host, network
 from tests.support.other_users import User
+from tests.support.smoke_runs import run_ranks
 from tests.support.store_attacks import attacked_by, noting_what_is_unpickled
 
 pytestmark = pytest.mark.root
@@ -77,10 +77,10 @@ def test_nobody_reaches_the_server_that_forks_the_ranks(eve: User, shared: Path,
 STATIC = """
 import asyncio, os, sys
 from ddpdoctor.smoke_training.training_order import Fault, TrainingOrder
-from ddpdoctor.smoke_training.local.rank_runner import run_ranks
+from ddpdoctor.smoke_training.local.rank_runner import RankRunner
 sleeps = Fault(rank=1, stage="training", kind="sleep")
 order = TrainingOrder(nproc=2, world_size=2, master="127.0.0.1", port=29500, seconds=5.0, fault=sleeps)
-ran = asyncio.run(run_ranks(order, python=sys.executable, environ=os.environ))
+ran = asyncio.run(RankRunner(order, sys.executable, os.environ, lambda monitor: None).run())
 print([rank.ending.value for rank in ran.ranks])
 """
 
@@ -111,6 +111,6 @@ def test_the_ranks_files_are_where_she_can_not_take_them_away(eve: User, shared:
 def test_no_process_of_a_training_unpickles_what_it_is_sent(master: str, tmp_path: Path) -> None:
     environ, unpickled = noting_what_is_unpickled(plain_environ(), tmp_path)
     order = TrainingOrder(nproc=2, world_size=2, master=master, port=free_port() if master else 0)
-    ran = asyncio.run(run_ranks(order, python=sys.executable, environ=environ))
+    ran = asyncio.run(run_ranks(order, environ=environ))
     assert [found.ending for found in ran.ranks] == [RankEnding.FINISHED] * 2
     assert unpickled() == ""

@@ -8,7 +8,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ from ddpdoctor.facts.smoke import Leftovers, RankRun, Smoke
 from ddpdoctor.probes.proc import Proc
 from ddpdoctor.probes.processes.tcp_sockets import listening_ports
 from ddpdoctor.smoke_training.local.leftovers import sockets_of
-from ddpdoctor.smoke_training.local.rank_runner import run_ranks
+from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
+from ddpdoctor.smoke_training.local.rank_runner import RankRunner
 from ddpdoctor.smoke_training.local.shared_memory import mapped_memory, own_files
 from ddpdoctor.smoke_training.training_order import Fault, TrainingOrder
 from tests.support.command import plain_environ
@@ -167,6 +168,17 @@ def order(
     fault: Fault | None = None, nproc: int = 3, seconds: float = 5.0, stages: tuple[str, ...] = STAGES
 ) -> TrainingOrder:
     return TrainingOrder(nproc=nproc, world_size=nproc, fault=fault, seconds=seconds, stages=stages)
+
+
+async def run_ranks(
+    one: TrainingOrder,
+    *,
+    environ: Mapping[str, str],
+    python: str = sys.executable,
+    on_progress: Callable[[RankMonitor], None] = lambda monitor: None,
+) -> Smoke:
+    """One run of this host's ranks."""
+    return await RankRunner(one, python, environ, on_progress).run()
 
 
 async def train(estate: Estate, one: TrainingOrder, python: str = sys.executable, **settings: str) -> Smoke:

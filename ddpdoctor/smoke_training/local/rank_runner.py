@@ -58,17 +58,8 @@ FOLDER: Final = Needs(
 a socket's path has 107 characters at most."""
 
 
-async def run_ranks(
-    order: TrainingOrder,
-    *,
-    python: str,
-    environ: Mapping[str, str],
-    on_progress: Callable[[RankMonitor], None] = lambda monitor: None,
-) -> Smoke:
-    """Run the ranks to their end, or to the moment when one is late or has failed.
-
-    Cancelled with ABORTED it ends all, and returns what is known by then; with anything else it ends all before the
-    cancellation goes on.
+class RankRunner:
+    """One run of this host's ranks; `stuck`: those that were late, or about to be, when it gave up.
 
     Args:
         order: what they are to do.
@@ -76,11 +67,6 @@ async def run_ranks(
         environ: the settings that training would inherit.
         on_progress: called whenever something new is known; what it raises ends the run.
     """
-    return await RankRunner(order, python, environ, on_progress).run()
-
-
-class RankRunner:
-    """One run of this host's ranks; `stuck`: those that were late, or about to be, when it gave up."""
 
     def __init__(
         self, order: TrainingOrder, python: str, environ: Mapping[str, str], on_progress: Callable[[RankMonitor], None]
@@ -108,6 +94,13 @@ class RankRunner:
         return bool(begun)
 
     async def run(self) -> Smoke:
+        """Run the ranks to their end, or to the moment when one is late or has failed.
+
+        Cancelled with ABORTED it ends all, and returns what is known by then.
+
+        Raises:
+            CancelledError: it was cancelled with anything else, and all have been ended.
+        """
         clear_up_earlier_runs(self._environ)
         try:
             folder = private_folder(self._environ, FOLDER)

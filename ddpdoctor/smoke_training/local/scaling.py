@@ -45,7 +45,7 @@ async def measure_speeds(
     order: TrainingOrder, *, python: str, environ: Mapping[str, str], on_progress: OnProgress
 ) -> MeasuredScaling:
     """Train with ever more ranks, up to those of a training that has passed, and measure their speed. After a run that fails there are no
-    larger ones: their figures would say nothing. The arguments are those of `run_ranks`."""
+    larger ones: their figures would say nothing. The arguments are those of `RankRunner`."""
     if order.nnodes > 1 or order.launched is not None:
         return MeasuredScaling(
             Scaling(problem="it is measured on one host, and where ddpdoctor itself starts the ranks")

@@ -108,7 +108,7 @@ def fails(fault: Fault) -> Callable[[Kit], None]:
     def work(kit: Kit) -> None:
         from ddpdoctor.smoke_training import training_order as orders
         from ddpdoctor.smoke_training.analysis.failure_attribution import attribute_failure
-        from ddpdoctor.smoke_training.local.rank_runner import run_ranks
+        from ddpdoctor.smoke_training.local.rank_runner import RankRunner
 
         ranks = kit.machine.ranks
         order = orders.TrainingOrder(
@@ -119,7 +119,7 @@ def fails(fault: Fault) -> Callable[[Kit], None]:
             stages=("import", "device", "rendezvous", "process group", "all_reduce", "training", "shutdown"),
             fault=orders.Fault(ranks - 1, "training", f"tests.gpu.faults:{fault.function}", "call"),
         )
-        ran = asyncio.run(run_ranks(order, python=sys.executable, environ=kit.environ()))
+        ran = asyncio.run(RankRunner(order, sys.executable, kit.environ(), lambda monitor: None).run())
         kit.keep("ranks.json", msgspec.json.format(msgspec.json.encode(ran.ranks)))
         culprit = next(rank for rank in ran.ranks if rank.rank == ranks - 1)
         kit.saw("rank", msgspec.to_builtins(culprit))

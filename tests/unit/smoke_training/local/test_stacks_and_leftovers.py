@@ -38,6 +38,7 @@ from ddpdoctor.smoke_training.training_order import TrainingOrder
 from tests.support.other_users import User
 from tests.support.own_signals import signals_restored
 from tests.support.running_jobs import wait_until
+from tests.support.smoke_runs import run_ranks
 
 # --- stacks ---------------------------------------------------------------------------------------------------------------
 
@@ -178,9 +179,7 @@ def test_who_is_stopped_before_anything_was_started_leaves_no_folder(
         signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(running, "oom_kills", stop)
-    work = running.run_ranks(
-        TrainingOrder(nproc=2, world_size=2), python=sys.executable, environ={"TMPDIR": os.fspath(short_path)}
-    )
+    work = run_ranks(TrainingOrder(nproc=2, world_size=2), environ={"TMPDIR": os.fspath(short_path)})
     with signals_restored():
         stop_on_signals()
         with pytest.raises(StoppedBySignal):
@@ -318,9 +317,7 @@ def run_cancelled_while_clearing_up(folder: Path, monkeypatch: pytest.MonkeyPatc
 
     async def go() -> Smoke:
         order = TrainingOrder(nproc=2, world_size=2)
-        run = asyncio.ensure_future(
-            running.run_ranks(order, python=f"{folder}/nowhere", environ={"TMPDIR": os.fspath(folder)})
-        )
+        run = asyncio.ensure_future(run_ranks(order, python=f"{folder}/nowhere", environ={"TMPDIR": os.fspath(folder)}))
 
         async def clear_up(tracker: LeftoverTracker) -> Leftovers:
             for message in messages:
