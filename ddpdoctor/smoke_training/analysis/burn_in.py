@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from itertools import combinations, pairwise
 from statistics import median
@@ -172,15 +173,15 @@ def _moments(smoke: Smoke) -> list[float]:
 def slow_ranks(smoke: Smoke) -> list[SlowRank]:
     """The ranks whose own part of a step takes longer than the others', throughout or from some moment to the end."""
     own = own_times(smoke)
+    at_once = [sorted(times) for times in zip(*own.values(), strict=True)]
+    if len(own) < 2 or len(at_once) < MIN_WINDOWS:
+        return []
     least = LEAST_RATIO.get(smoke.backend, LEAST_RATIO["gloo"])
     moments = _moments(smoke)
     runs = {run.rank: run for run in smoke.ranks}
     found = []
     for rank, times in own.items():
-        others = [[each[place] for other, each in own.items() if other != rank] for place in range(len(times))]
-        if len(own) < 2 or len(times) < MIN_WINDOWS:
-            continue
-        usual = [median(each) for each in others]
+        usual = [median_of_others(everyones, mine) for everyones, mine in zip(at_once, times, strict=True)]
         ratios = [mine / max(theirs, 1e-9) for mine, theirs in zip(times, usual, strict=True)]
         begin = _begin_of_slowness(_smoothed(ratios), max(least, 1 + NOISE_FACTOR * _noise(ratios)))
         if begin is None:
@@ -190,6 +191,19 @@ def slow_ranks(smoke: Smoke) -> list[SlowRank]:
             SlowRank(runs[rank], median(ratios[begin:]), since, own=median(times[begin:]), others=median(usual[begin:]))
         )
     return found
+
+
+def median_of_others(ordered: Sequence[float], own: float) -> float:
+    """The median of values without one of them.
+
+    Args:
+        ordered: all of them, two at least, sorted.
+        own: the one.
+    """
+    place = bisect_left(ordered, own)
+    others = len(ordered) - 1
+    low, high = (ordered[middle + (middle >= place)] for middle in ((others - 1) // 2, others // 2))
+    return (low + high) / 2 if others % 2 == 0 else low
 
 
 def _smoothed(values: Sequence[float]) -> list[float]:

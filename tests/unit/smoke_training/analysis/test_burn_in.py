@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from statistics import median
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from ddpdoctor.smoke_training.analysis.burn_in import (
     fall_of,
     growth_of,
     is_too_short,
+    median_of_others,
     slow_ranks,
     throughput,
     throughput_fall,
@@ -95,6 +97,15 @@ def test_of_two_slow_ranks_both_are_told_and_one_that_got_over_it_is_not() -> No
     assert set(found) == {1, 3}
     assert found[1] == 0
     assert 280 <= found[3] <= 310
+
+
+def test_the_median_of_the_others_is_that_of_all_values_but_one() -> None:
+    dice = random.Random(11)
+    for _ in range(2000):
+        # Of few values, so that some are equal.
+        values = [dice.choice([dice.random(), 0.25, 0.5]) for _ in range(dice.randint(2, 9))]
+        for place, value in enumerate(values):
+            assert median_of_others(sorted(values), value) == median(values[:place] + values[place + 1 :])
 
 
 def test_a_single_rank_is_compared_with_nobody() -> None:
