@@ -6,12 +6,13 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from itertools import combinations, pairwise
 from statistics import median
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
-from ddpdoctor.facts.burn_in import PaceWindow
 from ddpdoctor.facts.smoke import RankRun, Smoke
+
+T = TypeVar("T")
 
 MIN_WINDOWS: Final = 12
 """With fewer nothing is told from chance."""
@@ -85,7 +86,7 @@ def burnt_seconds(smoke: Smoke) -> float:
     return max((window.at for run in smoke.ranks for window in run.pace), default=0.0)
 
 
-def settled(windows: Sequence[PaceWindow]) -> Sequence[PaceWindow]:
+def settled(windows: Sequence[T]) -> Sequence[T]:
     """Those behind the warm-up."""
     return windows[max(1, round(len(windows) * WARM_UP_SHARE)) :]
 
@@ -142,8 +143,7 @@ def throughput_fall(smoke: Smoke) -> Fall | None:
     """Whether the ranks train ever fewer samples. Where they wait for cores much, their own part of a step alone counts, without that."""
     least = LEAST_FALL.get(smoke.backend, LEAST_FALL["gloo"])
     if waiting_share(smoke) < MUCH_WAITING:
-        told = throughput(smoke)
-        told = told[max(1, round(len(told) * WARM_UP_SHARE)) :]
+        told = settled(throughput(smoke))
         return fall_of([at for at, _ in told], [samples for _, samples in told], least)
     own = own_times(smoke)
     if not own:
@@ -155,7 +155,7 @@ def throughput_fall(smoke: Smoke) -> Fall | None:
     fall = fall_of(_moments(smoke), [1 / seconds for seconds in slowest], least)
     if fall is None:
         return None
-    before = median(samples for _, samples in throughput(smoke)[: len(slowest) // 3]) or 1.0
+    before = median(samples for _, samples in settled(throughput(smoke))[: len(slowest) // 3]) or 1.0
     return msgspec.structs.replace(fall, first=before, last=before * (1 - fall.share))
 
 

@@ -88,6 +88,18 @@ def test_waiting_for_cores_is_no_fall_but_a_longer_own_part_is() -> None:
     assert throughput_fall(burnt(slower, slower, backend="gloo")) is not None
 
 
+def test_what_throughput_fell_from_is_not_the_warm_ups() -> None:
+    """By the throughput itself, and where the ranks wait for cores by their own part of a step."""
+    for waited in (0.0, 0.6):
+        paces = [
+            window(10.0 * place, 20 if place <= 7 else 100 if place < 30 else 50, 0.005 if place < 30 else 0.01, waited)
+            for place in range(1, 51)
+        ]
+        fall = throughput_fall(burnt(paces, paces, backend="gloo"))
+        assert fall is not None
+        assert (fall.first, fall.last) == (100 * 64 * 2, 50 * 64 * 2)
+
+
 def test_of_two_slow_ranks_both_are_told_and_one_that_got_over_it_is_not() -> None:
     usual = [window(10.0 * place) for place in range(1, 51)]
     slow = [window(10.0 * place, own=0.007) for place in range(1, 51)]
