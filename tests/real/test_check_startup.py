@@ -14,7 +14,7 @@ pytestmark = pytest.mark.root
 
 HEAVY = (
     "ahocorasick_rs", "asyncio", "cryptography", "elftools", "email", "hashlib", "http", "importlib.metadata", "multiprocessing",
-    "numpy", "packaging.requirements", "pip", "prometheus_client", "psutil", "py_spy", "pygments", "pynvml", "secrets", "setuptools", "torch", "unittest",
+    "numpy", "packaging.requirements", "pip", "prometheus_client", "psutil", "py_spy", "pygments", "pynvml", "secrets", "setuptools", "statistics", "torch", "unittest",
     "xml", "rich", "typer.rich_utils",
 )  # fmt: skip
 """Modules, and with them those below, that nothing asks for on an idle host without a GPU."""

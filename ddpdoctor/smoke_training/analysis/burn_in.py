@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations, pairwise
-from statistics import median
 from typing import Final, TypeVar
 
 import msgspec
@@ -72,6 +71,13 @@ class Growth(msgspec.Struct, frozen=True):
     first: float
     last: float
     pace: float
+
+
+def median(values: Iterable[float]) -> float:
+    """The middle of values. All who load the checks would wait for `statistics`, and few need it."""
+    from statistics import median as middle
+
+    return middle(values)
 
 
 def throughput(smoke: Smoke) -> list[tuple[float, float]]:
