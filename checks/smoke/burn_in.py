@@ -28,9 +28,11 @@ from ddpdoctor.smoke_training.analysis.burn_in import (
     SlowRank,
     burnt_seconds,
     growth_of,
+    hottest,
     is_too_short,
     memory_growth,
     slow_ranks,
+    temperatures,
     throughput_fall,
     waiting_share,
 )
@@ -111,23 +113,16 @@ def smoke_throughput_falls(smoke: Smoke) -> Iterator[Finding]:
         f"Throughput fell by {fall.share:.0%} within {duration_words(burnt_seconds(smoke))}, {when}:"
         f" from {fall.first:,.0f} to {fall.last:,.0f} samples/s",
         told(smoke, "burn_in", f"samples/s in the first third {fall.first:,.0f}, in the last {fall.last:,.0f}"),
-        (warming(smoke, host, gpu) for host in smoke.burn_in.hosts for gpu in hottest(host)),
+        (warming(smoke, host, gpu) for host in smoke.burn_in.hosts if (gpu := hottest(host))),
         Fix("See what the GPUs' clocks are held down by", (SHOW_LIMITS,)) if smoke.backend == "nccl" else None,
         Fix("See what else runs here", ("ps -eo pid,user,pcpu,pmem,etime,args --sort=-pcpu | head -20",)),
         again(smoke),
     )
 
 
-def hottest(host: HostWatch) -> Iterable[WatchedGpu]:
-    """The GPU of a host that became hottest; none where none tells."""
-    gpus = host.gpus if isinstance(host.gpus, tuple) else ()
-    told_by = [gpu for gpu in gpus if any(look.temperature is not None for look in gpu.looks)]
-    return sorted(told_by, key=lambda gpu: -max(look.temperature or 0 for look in gpu.looks))[:1]
-
-
 def warming(smoke: Smoke, host: HostWatch, gpu: WatchedGpu) -> Evidence:
     """How a GPU's temperature and clock went."""
-    degrees = [look.temperature for look in gpu.looks if look.temperature is not None]
+    degrees = [degrees for _, degrees in temperatures(gpu)]
     clocks = [look.clock for look in gpu.looks if look.clock is not None]
     parts = [
         f"{degrees[0]} to {degrees[-1]} degrees, {max(degrees)} at most" if degrees else "",

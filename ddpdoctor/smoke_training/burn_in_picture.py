@@ -9,7 +9,7 @@ from xml.sax.saxutils import escape
 from ddpdoctor.base.durations import duration_words
 from ddpdoctor.base.text import one_line
 from ddpdoctor.facts.smoke import Smoke
-from ddpdoctor.smoke_training.analysis.burn_in import throughput
+from ddpdoctor.smoke_training.analysis.burn_in import hottest, temperatures, throughput
 from ddpdoctor.smoke_training.render_burn_in import burn_in_words
 
 WIDTH, PANEL_HEIGHT = 800, 220
@@ -52,14 +52,8 @@ def _whose(facts: Smoke) -> str:
 def _temperatures(facts: Smoke) -> Iterator[Panel]:
     lines: dict[str, Points] = {}
     for host in facts.burn_in.hosts[: len(COLOURS)]:
-        gpus = host.gpus if isinstance(host.gpus, tuple) else ()
-        told = {
-            gpu.index: [(look.at, float(look.temperature)) for look in gpu.looks if look.temperature is not None]
-            for gpu in gpus
-        }
-        hottest = max(told, key=lambda index: max((degrees for _, degrees in told[index]), default=0.0), default=None)
-        if hottest is not None and told[hottest]:
-            lines[f"GPU {hottest} of {one_line(host.host)}"] = told[hottest]
+        if gpu := hottest(host):
+            lines[f"GPU {gpu.index} of {one_line(host.host)}"] = temperatures(gpu)
     if lines:
         yield Panel("°C, the hottest GPU of each host", lines)
 

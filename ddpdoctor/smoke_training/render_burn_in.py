@@ -7,11 +7,19 @@ from statistics import median
 
 from ddpdoctor.base.durations import duration_words
 from ddpdoctor.base.text import human, one_line, plural
-from ddpdoctor.facts.burn_in import HostWatch, WatchedGpu
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.facts.burn_in import HostWatch
 from ddpdoctor.facts.smoke import Smoke
 from ddpdoctor.report.document import Block, Fitted, LabelledRows, Paragraph, Section, StyledText
 from ddpdoctor.report.sparkline import sparkline
-from ddpdoctor.smoke_training.analysis.burn_in import MUCH_WAITING, burnt_seconds, throughput, waiting_share
+from ddpdoctor.smoke_training.analysis.burn_in import (
+    MUCH_WAITING,
+    burnt_seconds,
+    hottest,
+    temperatures,
+    throughput,
+    waiting_share,
+)
 
 LINE_COLUMNS = 40
 MIN_WORDS_COLUMNS = 50
@@ -72,22 +80,17 @@ def _series(facts: Smoke) -> Iterator[tuple[str, Sequence[float], str]]:
 
 def _of_gpus(host: HostWatch, where: str) -> Iterator[tuple[str, Sequence[float], str]]:
     """The hottest GPU of a host, which stands for the others."""
-    gpus = host.gpus if isinstance(host.gpus, tuple) else ()
-    found = [(max(degrees), gpu, degrees) for gpu in gpus if (degrees := _temperatures(gpu))]
-    if not found:
+    gpu = hottest(host)
+    if gpu is None or isinstance(host.gpus, Unknown):
         return
-    _, gpu, degrees = max(found, key=lambda each: each[0])
+    degrees = [degrees for _, degrees in temperatures(gpu)]
     clocks = [look.clock for look in gpu.looks if look.clock is not None]
     clock = f", clock {max(clocks):,} to {min(clocks):,} MHz" if clocks else ""
     yield (
         f"GPU {gpu.index}{where}",
         degrees,
-        f"{degrees[0]:.0f} to {max(degrees):.0f} °C{clock}; the hottest of {len(gpus)}",
+        f"{degrees[0]} to {max(degrees)} °C{clock}; the hottest of {len(host.gpus)}",
     )
-
-
-def _temperatures(gpu: WatchedGpu) -> list[float]:
-    return [float(look.temperature) for look in gpu.looks if look.temperature is not None]
 
 
 def _ranks_memory(facts: Smoke) -> list[float]:

@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from ddpdoctor.facts.burn_in import HostWatch, WatchedGpu
 from ddpdoctor.facts.smoke import RankRun, Smoke
 
 T = TypeVar("T")
@@ -233,6 +234,18 @@ def _begin_of_slowness(ratios: Sequence[float], least: float) -> int | None:
         if is_slow and sum(rest) >= SLOW_SHARE * len(rest) and all(rest[-2:]):
             return place
     return None
+
+
+def temperatures(gpu: WatchedGpu) -> list[tuple[float, int]]:
+    """Seconds since the burn-in began, and degrees Celsius, by look."""
+    return [(look.at, look.temperature) for look in gpu.looks if look.temperature is not None]
+
+
+def hottest(host: HostWatch) -> WatchedGpu | None:
+    """The GPU of a host that became hottest, which stands for the others; None where none tells."""
+    gpus = host.gpus if isinstance(host.gpus, tuple) else ()
+    peaks = [(max(degrees for _, degrees in told), gpu) for gpu in gpus if (told := temperatures(gpu))]
+    return max(peaks, key=lambda peak: peak[0])[1] if peaks else None
 
 
 def memory_growth(run: RankRun) -> Growth | None:
