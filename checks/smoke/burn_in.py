@@ -121,14 +121,17 @@ def smoke_throughput_falls(smoke: Smoke) -> Iterator[Finding]:
 
 
 def warming(smoke: Smoke, host: HostWatch, gpu: WatchedGpu) -> Evidence:
-    """How a GPU's temperature and clock went."""
+    """How a GPU's temperature and clock went, and what power it took."""
     degrees = [degrees for _, degrees in temperatures(gpu)]
     clocks = [look.clock for look in gpu.looks if look.clock is not None]
+    powers = [look.power for look in gpu.looks if look.power is not None]
     parts = [
         f"{degrees[0]} to {degrees[-1]} degrees, {max(degrees)} at most" if degrees else "",
         f"clock {max(clocks)} to {min(clocks)} MHz, {clocks[-1]} at the end" if clocks else "",
+        f"{max(powers):.0f} W at most" if powers else "",
     ]
-    return Evidence(f"GPU {gpu.index}{on_host(smoke, host)}: {', '.join(filter(None, parts))}", "NVML")
+    name = f" ({gpu.name})" if gpu.name else ""
+    return Evidence(f"GPU {gpu.index}{name}{on_host(smoke, host)}: {', '.join(filter(None, parts))}", "NVML")
 
 
 @check("smoke-slow-rank", severity=WARN, owner=Owner.NODE)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
+from ddpdoctor.base.findings import Finding
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.burn_in import BurnIn, HostWatch, WatchedGpu
@@ -24,12 +25,23 @@ from tests.support.smokes import smoke_of_ranks
 ORDER = TrainingOrder(nproc=2, world_size=2, backend="nccl", stages=("burn-in",), duration=60.0)
 
 
+class CountingWatcher(HostWatcher):
+    """looks: those that have seen what there is, though the last may not be taken in yet."""
+
+    looks = 0
+
+    def _look(self, groups: tuple[str, ...]) -> Snapshot:
+        seen = super()._look(groups)
+        self.looks += 1
+        return seen
+
+
 def watched(before: Mapping[str, str], after: Mapping[str, str], order: TrainingOrder = ORDER) -> HostWatch:
     """What is seen of a host that changes while it is watched."""
     environ = dict(before)
 
     async def watch() -> HostWatch:
-        watcher = HostWatcher(order, sys.executable, environ)
+        watcher = CountingWatcher(order, sys.executable, environ)
         started = time.monotonic()
         watcher.start()
         await looked(watcher, 1)
@@ -42,15 +54,15 @@ def watched(before: Mapping[str, str], after: Mapping[str, str], order: Training
     return asyncio.run(watch())
 
 
-async def looked(watcher: HostWatcher, times: int) -> None:
+async def looked(watcher: CountingWatcher, times: int) -> None:
     while watcher.looks < times:
         await asyncio.sleep(0.05)
 
 
-def findings(seen: HostWatch) -> dict[str, str]:
+def findings(seen: HostWatch) -> dict[str, Finding]:
     ran = smoke_of_ranks(2, backend="nccl", burn_in=BurnIn(asked=60.0, hosts=(seen,)))
     judged = judge_training(Snapshot(host="node07"), ran, catalogue())
-    return {check.slug: finding.summary for check, _, finding in judged.findings}
+    return {check.slug: finding for check, _, finding in judged.findings}
 
 
 def gpus(seen: HostWatch) -> tuple[WatchedGpu, ...]:
@@ -63,7 +75,7 @@ def test_heat_and_errors_that_come_meanwhile(fake_nvidia: FakeNvidia) -> None:
     hot = fake_nvidia.environ(
         gpus=2,
         all_gpus={"temperature": 66},
-        of_gpu={1: {"temperature": 93, "throttle": 0x20, "ecc_volatile": 2}},
+        of_gpu={1: {"temperature": 93, "power": 655_000, "throttle": 0x20, "ecc_volatile": 2}},
     )
     seen = watched(cool, hot)
     assert [gpu.index for gpu in gpus(seen)] == [0, 1]
@@ -71,15 +83,21 @@ def test_heat_and_errors_that_come_meanwhile(fake_nvidia: FakeNvidia) -> None:
     assert (degrees[0], degrees[-1]) == (41, 93)
     assert (gpus(seen)[1].uncorrected_before, gpus(seen)[1].uncorrected_after) == (0, 2)
     found = findings(seen)
-    assert found["smoke-gpu-throttled"] == "GPU 1 is slowed down under load: too hot"
-    assert found["smoke-ecc-errors"] == "Uncorrectable memory errors came during the burn-in: GPU 1: 2 new errors"
+    throttled = found["smoke-gpu-throttled"]
+    assert throttled.summary == "GPU 1 is slowed down under load: too hot"
+    assert [told.text for told in throttled.evidence][1:] == [
+        "GPU 1 (NVIDIA H100 80GB HBM3): 41 to 93 degrees, 93 at most, clock 345 to 345 MHz, 345 at the end, 655 W at most"
+    ]
+    assert (
+        found["smoke-ecc-errors"].summary == "Uncorrectable memory errors came during the burn-in: GPU 1: 2 new errors"
+    )
     assert "smoke-new-xid" not in found
 
 
 def test_a_gpu_that_is_lost_meanwhile(fake_nvidia: FakeNvidia) -> None:
     seen = watched(fake_nvidia.environ(gpus=2), fake_nvidia.environ(gpus=2, of_gpu={1: {"lost": 1}}))
     assert [gpu.lost for gpu in gpus(seen)] == [False, True]
-    assert findings(seen)["smoke-new-xid"] == "GPU 1 no longer answers after the burn-in"
+    assert findings(seen)["smoke-new-xid"].summary == "GPU 1 no longer answers after the burn-in"
 
 
 def test_only_the_gpus_that_the_ranks_see_are_watched_in_their_order(fake_nvidia: FakeNvidia) -> None:

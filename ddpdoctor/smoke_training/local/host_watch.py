@@ -47,8 +47,6 @@ class HostWatcher:
         self._environ = environ
         self._with_gpus = order.backend == "nccl"
         self._began = time.monotonic()
-        self.looks = 0
-        """Looks that were taken, before the burn-in and in it."""
         self._memory: list[MemoryLook] = []
         self._total = 0
         self._before: Maybe[tuple[Gpu, ...]] = NO_GPUS_USED
@@ -96,7 +94,6 @@ class HostWatcher:
         )
         if self._with_gpus:
             self._before = self._own_gpus(first)
-        self.looks += 1
         await self._burning.wait()
         with_gpus = not isinstance(self._before, Unknown)
         pause = MIN_GPU_PAUSE_SECONDS if with_gpus else MIN_PAUSE_SECONDS
@@ -124,7 +121,6 @@ class HostWatcher:
         ]
 
     def _take(self, seen: Snapshot) -> None:
-        self.looks += 1
         at = round(max(0.0, time.monotonic() - self._began), 1)
         if isinstance(seen.machine, Machine):
             self._total = known_or(seen.machine.memory_total, 0)
