@@ -110,10 +110,11 @@ class _Beside:
     def __init__(
         self, follow_up: FollowUp, evidence: str | None, prometheus: str | None, tell: Callable[[Event], None]
     ) -> None:
+        from ddpdoctor.base.private_folders import state_folder
         from ddpdoctor.base.whole_files import check_writable
-        from ddpdoctor.watching.evidence_folder import default_parent, prepare
+        from ddpdoctor.watching.evidence_folder import prepare
 
-        self._parent = Path(evidence) if evidence is not None else default_parent(os.environ)
+        self._parent = Path(evidence) if evidence is not None else state_folder(os.environ) / "watch"
         self._prometheus = prometheus
         self._tell = tell
         self._follow_up = follow_up

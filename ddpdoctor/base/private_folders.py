@@ -1,4 +1,4 @@
-"""Makes folders for our own temporary files, which nobody but we and root can look into, replace or move away."""
+"""Where our own files lie: folders for temporary ones, which nobody but we and root can look into, replace or move away, and the one for what stays."""
 
 from __future__ import annotations
 
@@ -14,6 +14,14 @@ import msgspec
 
 from ddpdoctor.base.ownership import foothold_on
 from ddpdoctor.base.text import human
+
+
+def state_folder(environ: Mapping[str, str]) -> Path:
+    """The user's own folder for what we keep from one run to the next. Source: the XDG base directory specification, by which a relative
+    XDG_STATE_HOME doesn't count."""
+    state = Path(environ.get("XDG_STATE_HOME", ""))
+    home = Path(environ.get("HOME") or os.path.expanduser("~"))  # noqa: PTH111 (also of a user without a home)
+    return (state if state.is_absolute() else home / ".local/state") / "ddpdoctor"
 
 
 class Needs(msgspec.Struct, frozen=True, kw_only=True):

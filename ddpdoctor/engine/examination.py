@@ -48,7 +48,7 @@ class Examination(msgspec.Struct, frozen=True):
         found = [
             (
                 result.check,
-                severity := finding.severity or result.check.severity,
+                severity := result.check.severity_of(finding),
                 _advised(result.check, severity, with_advice(result.check, finding, self.results)),
             )
             for result in self.results
@@ -94,7 +94,7 @@ def verdict_on(results: Iterable[Result], *, passed: bool) -> Verdict:
         results: of checks.
         passed: whether any check has, among them or beside them.
     """
-    severities = {finding.severity or result.check.severity for result in results for finding in result.findings}
+    severities = {result.check.severity_of(finding) for result in results for finding in result.findings}
     for severity, verdict in ((Severity.FAIL, Verdict.FAIL), (Severity.WARN, Verdict.WARN)):
         if severity in severities:
             return verdict

@@ -152,6 +152,10 @@ class Check:
     def __repr__(self) -> str:
         return f"Check({self.slug!r}, family={self.family!r})"
 
+    def severity_of(self, finding: Finding) -> Severity:
+        """How bad a finding of this check is: as it says itself, else as the check does."""
+        return finding.severity or self.severity
+
     @cached_property
     def log_signs(self) -> tuple[LogSign, ...]:
         """The pieces of log text by which it shows itself; read from the catalogue's file when somebody first asks."""

@@ -145,7 +145,7 @@ class FleetJudge:
 
 def _state(result: Result) -> str:
     if result.findings:
-        severities = [finding.severity or result.check.severity for finding in result.findings]
+        severities = [result.check.severity_of(finding) for finding in result.findings]
         return STATES[min(severities, key=lambda severity: severity.rank).value]
     return STATES["passed" if result.not_tested is None else result.not_tested.why.value]
 

@@ -301,8 +301,7 @@ def _ran_in(snapshot: Snapshot) -> bool:
 
 
 def _counts(finding: Finding, check: Check) -> bool:
-    severity = finding.severity or check.severity
-    return severity is not INFO or check.severity is INFO
+    return check.severity_of(finding) is not INFO or check.severity is INFO
 
 
 def _hosts(suspect: Suspect, verdict: LogVerdict, snapshot: Snapshot) -> list[str]:

@@ -86,7 +86,7 @@ def metrics_text(examination: Examination, verdict: Verdict, ended: float, secon
 
 def check_status(result: Result) -> str:
     """Tell what a check came to: what it warns of stands also where it could not see the rest, and good to know is fine."""
-    found = {(finding.severity or result.check.severity).value for finding in result.findings}
+    found = {result.check.severity_of(finding).value for finding in result.findings}
     unless_found = UNJUDGED_STATUSES[result.not_tested.why] if result.not_tested else "ok"
     return next((status for status in ("fail", "warn") if status in found), unless_found)
 

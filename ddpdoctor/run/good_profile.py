@@ -14,6 +14,7 @@ import msgspec
 
 from ddpdoctor import __version__
 from ddpdoctor.base.ownership import foothold_on
+from ddpdoctor.base.private_folders import state_folder
 from ddpdoctor.base.regular_files import read_start
 from ddpdoctor.base.whole_files import write_whole
 from ddpdoctor.logs.analyze.good_runs import GoodRun
@@ -64,11 +65,11 @@ def last_good_run(command: Sequence[str]) -> GoodRun | None:
 
 
 def _path_of(command: Sequence[str]) -> Path | None:
-    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111
-    if not os.path.isabs(state):  # noqa: PTH117
+    folder = state_folder(os.environ)
+    if not folder.is_absolute():
         return None
     told = "\0".join((os.getcwd(), *command)).encode(errors="surrogateescape")  # noqa: PTH109
-    return Path(state, "ddpdoctor", "good-runs", f"{hashlib.sha256(told).hexdigest()[:32]}.json")
+    return folder.joinpath("good-runs", f"{hashlib.sha256(told).hexdigest()[:32]}.json")
 
 
 def _drop_oldest(folder: Path) -> None:

@@ -16,13 +16,6 @@ MAX_TRIES: Final = 100
 """Folders of the same second and job."""
 
 
-def default_parent(environ: Mapping[str, str]) -> Path:
-    """Where the folders lie unless told otherwise: in the user's own folder for state."""
-    state = environ.get("XDG_STATE_HOME", "")
-    home = Path(environ.get("HOME") or os.path.expanduser("~"))  # noqa: PTH111
-    return (Path(state) if os.path.isabs(state) else home / ".local/state") / "ddpdoctor" / "watch"  # noqa: PTH117
-
-
 def prepare(parent: Path) -> None:
     """Make the folder in which the folders will lie, and find out whether something can be written there.
 

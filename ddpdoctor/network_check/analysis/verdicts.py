@@ -134,9 +134,7 @@ def _sent(result: Result) -> CheckVerdict:
     """A result as it is sent: with each finding's severity and owner, since the other side may not know the check."""
     check = result.check
     findings = tuple(
-        msgspec.structs.replace(
-            finding, severity=finding.severity or check.severity, owner=finding.owner or check.owner
-        )
+        msgspec.structs.replace(finding, severity=check.severity_of(finding), owner=finding.owner or check.owner)
         for finding in result.findings
     )
     return CheckVerdict(check.slug, findings, result.not_tested)

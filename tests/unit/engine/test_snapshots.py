@@ -48,7 +48,7 @@ WRONG = {
     "wrong type": (b'{"ddpdoctor_snapshot": 1, "host": 5}', "host"),
     "wrong group": (b'{"ddpdoctor_snapshot": 1, "machine": {"type": "gpus", "devices": []}}', "machine"),
     "deeply nested": (b'{"ddpdoctor_snapshot": 1, "extra": ' + b"[" * 100_000, "not valid JSON"),
-    "huge number": (b'{"ddpdoctor_snapshot": ' + b"9" * 5000 + b"}", ""),
+    "huge number": (b'{"ddpdoctor_snapshot": ' + b"9" * 5000 + b"}", "not a snapshot"),
 }
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.base.private_folders import state_folder
 from ddpdoctor.watching import evidence_folder
-from ddpdoctor.watching.evidence_folder import default_parent, prepare, write_evidence
+from ddpdoctor.watching.evidence_folder import prepare, write_evidence
 from tests.support.other_users import User, shared_folder
 
 FILES = {"report.md": b"text"}
@@ -39,10 +40,8 @@ def test_nothing_is_overwritten_and_no_link_followed(tmp_path: Path, monkeypatch
 
 
 def test_the_default_is_the_users_own(tmp_path: Path) -> None:
-    assert default_parent({"XDG_STATE_HOME": "/state"}) == Path("/state/ddpdoctor/watch")
-    assert default_parent({"XDG_STATE_HOME": "none", "HOME": "/home/ada"}) == Path(
-        "/home/ada/.local/state/ddpdoctor/watch"
-    )
+    assert state_folder({"XDG_STATE_HOME": "/state"}) == Path("/state/ddpdoctor")
+    assert state_folder({"XDG_STATE_HOME": "none", "HOME": "/home/ada"}) == Path("/home/ada/.local/state/ddpdoctor")
     prepare(tmp_path / "new" / "folder")
     assert list((tmp_path / "new" / "folder").iterdir()) == []
 
