@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import msgspec
@@ -17,7 +17,7 @@ from ddpdoctor.facts.hang import Frame, Hang, Watched
 from ddpdoctor.hang.examining import RasInquiry, with_records
 from ddpdoctor.hang.flight_recorder.collect_dumps import dumps_of
 from ddpdoctor.hang.judging import groups_of_hangs, hang_of, judge_hang
-from ddpdoctor.hang.rank_states import states_of
+from ddpdoctor.hang.rank_states import RankState, states_of
 from ddpdoctor.hang.render_words import groups
 from ddpdoctor.hang.verdict import verdict_of
 from ddpdoctor.probes.context import Context
@@ -79,12 +79,29 @@ def who_lags(examination: Examination) -> tuple[str, tuple[int, ...]]:
 
 
 def odd_ones(hang: Hang) -> tuple[int, ...]:
-    """Name the ranks that don't stand where more than half of all do; () where no place has so many, or all stand there."""
+    """Name the ranks that don't stand where more than half of all do; () where no place has so many, or all stand there.
+
+    Where a step has several collectives, ranks that are as they should be stand at several lines of it: then the place is the function,
+    if fewer ranks are left over so.
+    """
     states = states_of(hang)
-    places = grouped(states, lambda state: (state.where, state.place.what, state.place.frame))
-    most = max(places.values(), key=len, default=[])
-    others = tuple(state.number for state in states if state not in most)
-    return others if 2 * len(most) > len(states) else ()
+    left_over = [
+        odd
+        for place in (_line, _function)
+        if (most := max(grouped(states, place).values(), key=len, default=[]))
+        and (odd := tuple(state.number for state in states if state not in most))
+        and 2 * len(most) > len(states)
+    ]
+    return min(left_over, key=len, default=())
+
+
+def _line(state: RankState) -> tuple[Hashable, ...]:
+    return state.where, state.place.what, state.place.frame
+
+
+def _function(state: RankState) -> tuple[Hashable, ...]:
+    frame = state.place.frame
+    return (frame.path, frame.function) if frame else _line(state)
 
 
 def stacks_text(examination: Examination) -> str:

@@ -17,6 +17,8 @@ from ddpdoctor.processes.jobs import TrainingJob
 from ddpdoctor.watching.alarm import examine_still_job, who_lags
 from tests.support.hangs import collective, hang, own, rank
 
+IN_A_BRANCH = (*collective("barrier")[:2], *own("validate", 12))
+
 
 @pytest.mark.parametrize(
     ("ranks", "culprits"),
@@ -24,8 +26,19 @@ from tests.support.hangs import collective, hang, own, rank
         ([rank(0, collective()), rank(1, own("wait", 12)), rank(2, collective())], (1,)),
         ([rank(0, collective()), rank(1, own("wait", 12))], ()),
         ([rank(number, collective()) for number in range(3)], ()),
+        ([rank(0, collective(line=44)), rank(1, IN_A_BRANCH), rank(2, collective())], (1,)),
+        (
+            [rank(0, collective(line=44)), rank(1, own("wait", 12)), *(rank(2 + n, collective()) for n in range(3))],
+            (1,),
+        ),
     ],
-    ids=["one stands elsewhere", "no more here than there", "all in one place"],
+    ids=[
+        "one stands elsewhere",
+        "no more here than there",
+        "all in one place",
+        "at two lines of a step",
+        "most at one line of it",
+    ],
 )
 def test_without_a_finding_the_odd_ones_are_named(ranks: list[WatchedRank], culprits: tuple[int, ...]) -> None:
     text, named = who_lags(Examination(Snapshot(hang=hang(*ranks)), NO_PLAN, ()))
