@@ -25,8 +25,8 @@ from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.engine.examination import Examination, examine
 from ddpdoctor.hang.render import hang_document
 from ddpdoctor.logs.diagnosis import LogJudgement, judge_log
-from ddpdoctor.logs.render import log_document
-from ddpdoctor.logs.render_words import judged_as
+from ddpdoctor.logs.render.document import log_document
+from ddpdoctor.logs.render.words import judged_as
 from ddpdoctor.report.check_results import result_sections
 from ddpdoctor.report.document import Document
 from ddpdoctor.report.terminal import text_of

@@ -66,7 +66,7 @@ def find_pages(name: str) -> list[CheckPage]:
 
 
 def _page(check: Check, *, is_topic: bool) -> CheckPage:
-    from ddpdoctor.logs.render_signs import sign_blocks
+    from ddpdoctor.logs.render.signs import sign_blocks
 
     kind = StyledText(f"  ({check.family}, {check.severity.value})", "dim")
     signs = tuple(sign_blocks(check.log_signs))

@@ -48,7 +48,7 @@ class LogResult(CommandResult):
 
     @property
     def verdict(self) -> Verdict:
-        from ddpdoctor.logs.render_words import judged_as
+        from ddpdoctor.logs.render.words import judged_as
 
         return judged_as(self.judgement)
 
@@ -57,12 +57,12 @@ class LogResult(CommandResult):
         return super().exit_code(strict=strict)
 
     def report(self, *, with_facts: bool = False) -> Report:
-        from ddpdoctor.logs.render_json import log_report
+        from ddpdoctor.logs.render.json_report import log_report
 
         return log_report(self.judgement, with_facts=with_facts)
 
     def document(self, *, verbose: bool = False, quiet: bool = False) -> Document:
-        from ddpdoctor.logs.render import log_document
+        from ddpdoctor.logs.render.document import log_document
 
         return log_document(self.judgement, verbose=verbose, quiet=quiet)
 

@@ -1,4 +1,4 @@
-"""What the logs of a failed run say: `ddpdoctor diagnose-log`. Read (parse/), recognised (match/), judged (analyze/), told (render_*).
+"""What the logs of a failed run say: `ddpdoctor diagnose-log`. Read (parse), recognised (match), judged (analyze), told (render).
 
 In come files; out goes which rank failed first, and of what.
 """
@@ -11,9 +11,5 @@ __all__ = [
     "match",
     "reading",
     "render",
-    "render_comparison",
-    "render_json",
-    "render_signs",
-    "render_words",
     "site_signs",
 ]

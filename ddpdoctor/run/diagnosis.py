@@ -175,8 +175,8 @@ def diagnose(
         return _in_a_line(ended, _read(ended, keep), many)
     from ddpdoctor.logs.analyze.verdict import RunOutcome
     from ddpdoctor.logs.diagnosis import judge_log
-    from ddpdoctor.logs.render import log_document
-    from ddpdoctor.logs.render_comparison import comparison_section
+    from ddpdoctor.logs.render.comparison import comparison_section
+    from ddpdoctor.logs.render.document import log_document
     from ddpdoctor.report.document import Document
     from ddpdoctor.report.terminal import screen_for
     from ddpdoctor.scripts.run_script import look_into_script
@@ -351,7 +351,7 @@ def _host(log: Log, seconds: float, killed: int) -> Snapshot | None:
 def _in_a_line(ended: EndedCommand, log: Log, many: str) -> int:
     from ddpdoctor.logs.analyze.verdict import RunOutcome
     from ddpdoctor.logs.diagnosis import judge_log
-    from ddpdoctor.logs.render import log_document
+    from ddpdoctor.logs.render.document import log_document
     from ddpdoctor.report.terminal import text_of
     from ddpdoctor.run.messages import SupervisorMessages
 

@@ -13,7 +13,7 @@ from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
 from ddpdoctor.logs.diagnosis import judge_log
 from ddpdoctor.logs.match.wanted_signs import vocabulary
 from ddpdoctor.logs.reading import read_logs
-from ddpdoctor.logs.render_words import headline, other_attempts
+from ddpdoctor.logs.render.words import headline, other_attempts
 from tests.support.logs_by_hand import read
 
 

@@ -7,7 +7,7 @@ import pytest
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.logs.analyze.false_positives import good_news
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
-from ddpdoctor.logs.render_words import noise
+from ddpdoctor.logs.render.words import noise
 from tests.support.logs_by_hand import read
 
 FAILED = (

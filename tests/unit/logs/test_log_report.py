@@ -18,9 +18,9 @@ from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.logs.diagnosis import HostCheck, HostVerdict, LogJudgement, judge_log
 from ddpdoctor.logs.match.wanted_signs import vocabulary
 from ddpdoctor.logs.reading import read_logs
-from ddpdoctor.logs.render import log_document
-from ddpdoctor.logs.render_json import log_report
-from ddpdoctor.logs.render_words import clock, harmless, headline, how_it_ended, judged_as, noise, outcome, quoted
+from ddpdoctor.logs.render.document import log_document
+from ddpdoctor.logs.render.json_report import log_report
+from ddpdoctor.logs.render.words import clock, harmless, headline, how_it_ended, judged_as, noise, outcome, quoted
 from ddpdoctor.report.contract import to_json
 from ddpdoctor.report.terminal import text_of
 from tests.log_corpus import LOGS, log_of

@@ -7,7 +7,7 @@ import pytest
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.logs.analyze.verdict import RunOutcome
 from ddpdoctor.logs.diagnosis import LogJudgement, judge_log
-from ddpdoctor.logs.render_steps import next_steps
+from ddpdoctor.logs.render.next_steps import next_steps
 from tests.support.logs_by_hand import read
 
 

@@ -16,7 +16,7 @@ from ddpdoctor.logs.analyze.sightings import stack_lines
 from ddpdoctor.logs.diagnosis import judge_log
 from ddpdoctor.logs.match.wanted_signs import vocabulary
 from ddpdoctor.logs.reading import read_logs
-from ddpdoctor.logs.render import log_document
+from ddpdoctor.logs.render.document import log_document
 from ddpdoctor.report.terminal import text_of
 from tests.log_corpus import LOGS
 from tests.support.logs_by_hand import read

@@ -8,7 +8,7 @@ from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.logs.analyze.related_lines import more_of
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
 from ddpdoctor.logs.diagnosis import judge_log
-from ddpdoctor.logs.render_steps import next_steps
+from ddpdoctor.logs.render.next_steps import next_steps
 from tests.support.logs_by_hand import read
 
 UNIX = ("/opt/env/lib/python3.11/", "/")

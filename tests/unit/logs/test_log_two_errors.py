@@ -9,8 +9,8 @@ import msgspec
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.log import Log
 from ddpdoctor.logs.diagnosis import judge_log
-from ddpdoctor.logs.render import log_document
-from ddpdoctor.logs.render_json import log_report
+from ddpdoctor.logs.render.document import log_document
+from ddpdoctor.logs.render.json_report import log_report
 from ddpdoctor.report.terminal import text_of
 from tests.support.logs_by_hand import log, raised, read
 

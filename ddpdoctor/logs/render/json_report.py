@@ -12,7 +12,7 @@ from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.logs.analyze.good_runs import RunComparison
 from ddpdoctor.logs.analyze.verdict import RunOutcome
 from ddpdoctor.logs.diagnosis import Diagnosis, HostVerdict, LogJudgement
-from ddpdoctor.logs.render_words import headline, judged_as, noise, own_errors, unread
+from ddpdoctor.logs.render.words import headline, judged_as, noise, own_errors, unread
 from ddpdoctor.report.contract import Report, build_report, mirror, with_explanations
 from ddpdoctor.report.reported_log import (
     HeldName,

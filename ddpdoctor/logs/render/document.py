@@ -16,9 +16,9 @@ from ddpdoctor.logs.analyze.rank_attribution import scores_of
 from ddpdoctor.logs.analyze.sightings import lines
 from ddpdoctor.logs.analyze.verdict import RunOutcome
 from ddpdoctor.logs.diagnosis import Diagnosis, HostVerdict, LogJudgement
-from ddpdoctor.logs.render_comparison import comparison_section
-from ddpdoctor.logs.render_steps import next_steps
-from ddpdoctor.logs.render_words import (
+from ddpdoctor.logs.render.comparison import comparison_section
+from ddpdoctor.logs.render.next_steps import next_steps
+from ddpdoctor.logs.render.words import (
     NOT_IN_A_LOG,
     blamed,
     ended_before,

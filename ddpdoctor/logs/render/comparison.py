@@ -8,7 +8,7 @@ from ddpdoctor.base.findings import Evidence
 from ddpdoctor.base.text import listed, one_line, plural
 from ddpdoctor.logs.analyze.good_runs import RunComparison, StoppedLine
 from ddpdoctor.logs.diagnosis import LogJudgement
-from ddpdoctor.logs.render_words import clock, place, quoted
+from ddpdoctor.logs.render.words import clock, place, quoted
 from ddpdoctor.report.document import Block, Paragraph, Section, StyledText, evidence_words
 
 MAX_DIFFERENCES: Final = 3

@@ -18,7 +18,7 @@ from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome
 from ddpdoctor.logs.diagnosis import LogJudgement
 from ddpdoctor.logs.exceptions import is_of_parent
 from ddpdoctor.logs.launch_failures import is_of_launching
-from ddpdoctor.logs.render_words import first_words, more
+from ddpdoctor.logs.render.words import first_words, more
 
 _KILLED: Final = re.compile(r"(?:\S+: )?Killed\b")
 _NOT_FOUND: Final = re.compile(
