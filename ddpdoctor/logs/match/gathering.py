@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final
 
 import msgspec
 
+from ddpdoctor.base.grouping import grouped
 from ddpdoctor.base.log_signs import LogSign
 from ddpdoctor.facts.log import (
     LastWords,
@@ -25,7 +27,7 @@ from ddpdoctor.facts.log import (
 )
 from ddpdoctor.logs.exceptions import is_passed_on
 from ddpdoctor.logs.launch_failures import STARTS_AGAIN, attempt_of_file, may_start_again
-from ddpdoctor.logs.match.global_ranks import Placing, has_year
+from ddpdoctor.logs.match.global_ranks import Fact, Placing, has_year
 from ddpdoctor.logs.match.shape_tally import ShapeTally
 from ddpdoctor.logs.match.vocabulary import VocabularySign
 
@@ -87,25 +89,28 @@ class GatheredLog:
     hosts: dict[str, None] = field(default_factory=dict)
     ahead: set[float] = field(default_factory=set)
     """Seconds by which its clocks are before UTC, as far as they say their zone."""
-    launchers: dict[str, int] = field(default_factory=dict)
+    launchers: Counter[str] = field(default_factory=Counter)
+    """How often something spoke for each."""
     world_size: int | None = None
+    """The most ranks that a line speaks of: groups of some of them are smaller."""
     order: int = 0
     more: int = 0
     attempt: int = 0
     """Of the lines that come now: what the ranks said in an earlier one, they may say again."""
     exited: list[ProcessExit] = field(default_factory=list)
+    rank_of: dict[tuple[str, int], int] = field(default_factory=dict)
+    """Of processes that have named it."""
     shapes: ShapeTally | None = None
     """Where the kinds of all lines are counted, to compare the run with others."""
     _sightings: dict[tuple[int, bool, object], SeenSign] = field(default_factory=dict)
-    _of_a_sign: dict[int, int] = field(default_factory=dict)
+    _of_a_sign: Counter[int] = field(default_factory=Counter)
     _raised: dict[tuple[object, ...], list[LoggedException]] = field(default_factory=dict)
     _kept_raised: int = 0
     _stacks: dict[tuple[int, int | str], list[LoggedStack]] = field(default_factory=dict)
-    _errors: list[LogLine] = field(default_factory=list)
-    _errors_of: dict[object, int] = field(default_factory=dict)
-    _behind: list[list[LogLine]] = field(default_factory=list)
+    _errors: list[list[LogLine]] = field(default_factory=list)
+    """The first of each counts."""
+    _errors_of: Counter[object] = field(default_factory=Counter)
     _noise: dict[str, HealthyMessage] = field(default_factory=dict)
-    _rank_of: dict[tuple[str, int], int] = field(default_factory=dict)
     _last: dict[tuple[int | None, int | None, str], LogLine] = field(default_factory=dict)
     _pairs: dict[tuple[str, int, int], None] = field(default_factory=dict)
     _first_date: float | None = None
@@ -139,14 +144,13 @@ class GatheredLog:
         key = (number, seen.quoted, self._whose(seen.line))
         if known := self._sightings.get(key):
             known.times += 1
-            return False
-        kept = self._of_a_sign.get(number, 0)
-        if kept >= MAX_OF_A_SIGN or len(self._sightings) >= MAX_SIGHTINGS:
+        elif self._of_a_sign[number] >= MAX_OF_A_SIGN or len(self._sightings) >= MAX_SIGHTINGS:
             self.more += 1
-            return False
-        self._of_a_sign[number] = kept + 1
-        self._sightings[key] = seen
-        return True
+        else:
+            self._of_a_sign[number] += 1
+            self._sightings[key] = seen
+            return True
+        return False
 
     @property
     def wants_neighbours(self) -> bool:
@@ -174,24 +178,12 @@ class GatheredLog:
             self._kept_raised += 1
             self._raised.setdefault(whose, known).append(raised)
 
-    def chain(self, raised: LoggedException) -> None:
-        """Take note that another exception followed while that one was handled."""
-        self._changed(raised, msgspec.structs.replace(raised, chained=True))
-
-    def said_below(self, raised: LoggedException, message: str) -> LoggedException:
-        """Take note that its message begins on the next line."""
-        return self._changed(raised, msgspec.structs.replace(raised, message=message))
-
-    def goes_on_below(self, raised: LoggedException, line: LogLine) -> LoggedException:
-        """Take note that its message, or its C++ stack, goes on to that line."""
-        return self._changed(raised, msgspec.structs.replace(raised, below=line.number - raised.line.number))
-
-    def _changed(self, raised: LoggedException, into: LoggedException) -> LoggedException:
+    def amend(self, raised: LoggedException, **fields: object) -> LoggedException:
+        """Take note of what was learned of an exception from the lines behind it; return it with that."""
+        amended = msgspec.structs.replace(raised, **fields)
         known = self._raised.get(self._alike(raised), [])
-        for place, one in enumerate(known):
-            if one is raised:
-                known[place] = into
-        return into
+        known[:] = [amended if one is raised else one for one in known]
+        return amended
 
     def exit(self, exited: ProcessExit) -> None:
         """Keep the end of a process."""
@@ -203,53 +195,28 @@ class GatheredLog:
 
     def wants_error(self, line: LogLine) -> bool:
         """Whether another line of that rank that speaks of an error is still kept."""
-        kept = len(self._errors) + len(self._behind)
-        if kept < MAX_ERRORS and self._errors_of.get(self._whose(line), 0) < MAX_ERRORS_OF_A_RANK:
+        if len(self._errors) < MAX_ERRORS and self._errors_of[self._whose(line)] < MAX_ERRORS_OF_A_RANK:
             return True
         self.more += 1
         return False
 
-    def error(self, line: LogLine) -> None:
-        """Keep a line that speaks of an error."""
-        self._count_error(line)
-        self._errors.append(line)
-
-    def told_behind(self, line: LogLine) -> list[LogLine]:
-        """Take the lines behind one that only announces an error: the first of them is the error."""
-        self._count_error(line)
-        self._behind.append([])
-        return self._behind[-1]
-
-    def _count_error(self, line: LogLine) -> None:
-        whose = self._whose(line)
-        self._errors_of[whose] = self._errors_of.get(whose, 0) + 1
+    def error(self, line: LogLine, told: list[LogLine]) -> None:
+        """Keep a line that speaks of an error. told: that line; or, where it only announces one, what takes the lines behind it."""
+        self._errors_of[self._whose(line)] += 1
+        self._errors.append(told)
 
     def harmless(self, text: LogSign, line: LogLine) -> HealthyMessage:
         """Count a message of healthy runs."""
-        known = self._noise.get(text.text)
-        if known is None:
-            known = self._noise[text.text] = HealthyMessage(Noise(text.text, text.why, 0, line))
+        known = self._noise.setdefault(text.text, HealthyMessage(Noise(text.text, text.why, 0, line)))
         known.times += 1
         return known
 
-    def launched_by(self, launcher: str) -> None:
-        """Take note that something speaks for that launcher."""
-        self.launchers[launcher] = self.launchers.get(launcher, 0) + 1
-
-    def sized(self, ranks: int) -> None:
-        """Take note that a line speaks of so many ranks; groups of some of them are smaller."""
-        self.world_size = max(self.world_size or 0, ranks) or None
-
-    def rank_said(self, line: LogLine, rank: int, process: tuple[str, int] | None) -> None:
-        """Take note that the line itself names the rank that wrote it."""
-        if process and len(self._rank_of) < MAX_RANKS:
-            self._rank_of.setdefault(process, rank)
+    def rank_said(self, rank: int, process: tuple[str, int] | None) -> None:
+        """Take note that a line itself names the rank of the process that wrote it."""
+        if process and len(self.rank_of) < MAX_RANKS:
+            self.rank_of.setdefault(process, rank)
         if len(self.ranks) < MAX_RANKS:
             self.ranks.add(rank)
-
-    def rank_of(self, process: tuple[str, int]) -> int | None:
-        """Return the rank of a process that has named it."""
-        return self._rank_of.get(process)
 
     def met(self, line: LogLine, said_by: str) -> None:
         """Take note whose a line is, whatever it says."""
@@ -262,7 +229,7 @@ class GatheredLog:
         if line.host and len(self.hosts) < MAX_HOSTS:
             self.hosts[line.host] = None
         if said_by:
-            self.launched_by(said_by)
+            self.launchers[said_by] += 1
 
     def last_words(self, line: LogLine) -> None:
         """Keep the latest line of its rank so far."""
@@ -275,31 +242,30 @@ class GatheredLog:
     def log(self) -> Log:
         """Return all that was gathered."""
         placing = self._placing()
-        sightings = [_sighting(sighting, placing) for sighting in self._sightings.values()]
-        raised = [placing.raised(kept) for known in self._raised.values() for kept in known]
         exited = tuple(map(placing.exited, _without_tasks(self.exited)))
-        last = sorted(map(placing.line, self._last.values()), key=lambda line: line.order)
+        last = sorted(map(placing.line, self._last.values()), key=_order)
         words = {line.rank: LastWords(rank=line.rank, line=line) for line in last}
-        known = {error.order for error in self._errors}
-        behind = [lines[0] for lines in self._behind if lines and lines[0].order not in known]
+        errors = {lines[0].order: lines[0] for lines in self._errors if lines}
+        if exited:
+            # That an attempt failed is none beside words on a process's end.
+            errors = {order: line for order, line in errors.items() if STARTS_AGAIN not in line.text}
         said = {end.rank for end in exited} | words.keys()
         ranks = self.ranks | {rank for rank in said if rank is not None}
         return Log(
             files=tuple(self.files),
             notes=tuple(self.notes),
-            launcher=max(self.launchers, key=lambda name: self.launchers[name], default=""),
+            launcher=max(self.launchers, key=self.launchers.__getitem__, default=""),
             world_size=self.world_size,
             ranks=tuple(sorted(ranks)),
             hosts=tuple(self.hosts),
             ahead=next(iter(self.ahead)) if len(self.ahead) == 1 else 0.0,
-            sightings=tuple(sorted(sightings, key=lambda sighting: sighting.line.order)),
-            raised=with_own_lines(raised),
-            stacks=tuple(msgspec.structs.replace(stack, line=placing.line(stack.line)) for stack in self._all_stacks()),
+            sightings=_in_order(_sighting(seen, placing) for seen in self._sightings.values()),
+            raised=_with_own_lines(_in_order(map(placing.fact, chain.from_iterable(self._raised.values())))),
+            stacks=_in_order(map(placing.fact, chain.from_iterable(self._stacks.values()))),
             exited=exited,
-            errors=placing.lines(sorted([*self._said_of_errors(), *behind], key=lambda line: line.order)),
+            errors=placing.lines(sorted(errors.values(), key=_order)),
             noise=tuple(
-                msgspec.structs.replace(noise.noise, times=noise.times, line=placing.line(noise.noise.line))
-                for noise in self._noise.values()
+                msgspec.structs.replace(placing.fact(one.noise), times=one.times) for one in self._noise.values()
             ),
             last=tuple(words[rank] for rank in sorted(words, key=lambda rank: (rank is None, rank or 0))),
             steps=_steps(self._latest),
@@ -307,13 +273,6 @@ class GatheredLog:
             trains=_trains(self._latest),
             more=self.more,
         )
-
-    def _all_stacks(self) -> list[LoggedStack]:
-        return sorted((kept for known in self._stacks.values() for kept in known), key=lambda stack: stack.line.order)
-
-    def _said_of_errors(self) -> list[LogLine]:
-        """Choose the errors that are told: that an attempt failed is none beside words on a process's end."""
-        return [error for error in self._errors if STARTS_AGAIN not in error.text] if self.exited else self._errors
 
     def _placing(self) -> Placing:
         # A table names the host by its own name; the lines beside it have that of their label or file.
@@ -323,14 +282,19 @@ class GatheredLog:
         return Placing([*self._pairs, *tables], self._first_date or next(iter(dates), None))
 
 
+def _order(line: LogLine) -> int:
+    return line.order
+
+
+def _in_order(facts: Iterable[Fact]) -> tuple[Fact, ...]:
+    return tuple(sorted(facts, key=lambda fact: fact.line.order))
+
+
 def _without_tasks(exited: Sequence[ProcessExit]) -> Iterable[ProcessExit]:
     """Take srun's tasks for nodes, and for no ranks, where they are torchrun's agents."""
-    if not any(process_exit.said_by == "torchrun" for process_exit in exited):
+    if not any(end.said_by == "torchrun" for end in exited):
         return exited
-    return (
-        msgspec.structs.replace(process_exit, rank=None) if process_exit.said_by == "srun" else process_exit
-        for process_exit in exited
-    )
+    return (msgspec.structs.replace(end, rank=None) if end.said_by == "srun" else end for end in exited)
 
 
 def _sighting(seen: SeenSign, placing: Placing) -> SignMatch:
@@ -361,14 +325,14 @@ def _shapes(latest: Iterable[LogLine]) -> list[list[LogLine]]:
 def _steps(latest: Iterable[LogLine]) -> LogLine | None:
     """Return the last but two of the lines that recur with other figures."""
     recurring = [lines[-3] for lines in _shapes(latest) if len(lines) > 2]
-    return max(recurring, key=lambda line: line.order, default=None)
+    return max(recurring, key=_order, default=None)
 
 
 def _recurs(latest: Iterable[LogLine]) -> LogLine | None:
     """Return the last but one of those that read like steps; what stands together may be the message of an error."""
     shapes = [lines for lines in _shapes(latest) if len(lines) > 1 and _STEP.match(lines[0].text)]
     apart = [lines[-2] for lines in shapes if lines[-1].number - lines[0].number >= len(lines)]
-    return max(apart, key=lambda line: line.order, default=None)
+    return max(apart, key=_order, default=None)
 
 
 def _trains(latest: Iterable[LogLine]) -> LogLine | None:
@@ -377,27 +341,14 @@ def _trains(latest: Iterable[LogLine]) -> LogLine | None:
     return steps[-STEPS_OF_GOING_ON] if len(steps) >= STEPS_OF_GOING_ON else None
 
 
-# --- exceptions that belong together ------------------------------------------------------------------------------------
-
-
-def with_own_lines(raised: Iterable[LoggedException]) -> tuple[LoggedException, ...]:
-    """Order exceptions as they were read, and give those in whose traceback no line of the script is that of the
-    exception that they led to, or of the process that passed a worker's on."""
-    streams: dict[tuple[object, ...], list[LoggedException]] = {}
-    found = sorted(raised, key=lambda line: line.line.order)
-    for exception in found:
-        streams.setdefault(exception.line.stream, []).append(exception)
-    own = {id(one): _own_of_chain(one, place, chain) for chain in streams.values() for place, one in enumerate(chain)}
-    return tuple(
-        exception if exception.own else msgspec.structs.replace(exception, own=own[id(exception)])
-        for exception in found
-    )
-
-
-def _own_of_chain(one: LoggedException, place: int, some: Sequence[LoggedException]) -> LogFrame | None:
-    if place and is_passed_on(some[place - 1], one):
-        return one.own or some[place - 1].own
-    for raised in some[place:]:
-        if raised.own or not raised.chained:
-            return raised.own
-    return None
+def _with_own_lines(raised: Sequence[LoggedException]) -> tuple[LoggedException, ...]:
+    """Give exceptions in whose traceback no line of the script is that of the exception that they led to, or of the
+    process that passed a worker's on."""
+    owned: dict[int, LogFrame | None] = {}
+    for stream in grouped(raised, lambda one: one.line.stream).values():
+        led_to: LogFrame | None = None
+        for place, one in reversed(list(enumerate(stream))):
+            led_to = one.own or (led_to if one.chained else None)
+            passed_on = place > 0 and is_passed_on(stream[place - 1], one)
+            owned[id(one)] = one.own or stream[place - 1].own if passed_on else led_to
+    return tuple(msgspec.structs.replace(one, own=owned[id(one)]) for one in raised)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime, timezone
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
-from ddpdoctor.facts.log import LoggedException, LogLine, ProcessExit
+from ddpdoctor.facts.log import LoggedException, LoggedStack, LogLine, Noise, ProcessExit, SignMatch
 from ddpdoctor.logs.parse.timestamps import NO_YEAR
+
+Fact = TypeVar("Fact", SignMatch, LoggedException, LoggedStack, Noise)
 
 _LATER: Final = datetime(NO_YEAR + 2, 1, 1, tzinfo=timezone.utc).timestamp()
 """Before it lie only the times of clocks without a year."""
@@ -20,9 +22,8 @@ class Placing:
     that name both. first_date: a time of a clock that has a year."""
 
     def __init__(self, pairs: Iterable[tuple[str, int, int]], first_date: float | None) -> None:
-        known = set(pairs)
         self._offsets: dict[str, set[int]] = {}
-        for host, local_rank, rank in known:
+        for host, local_rank, rank in pairs:
             self._offsets.setdefault(host, set()).add(rank - local_rank)
         self._common = {offset for offsets in self._offsets.values() for offset in offsets}
         self._shift = year_shift(first_date)
@@ -38,9 +39,11 @@ class Placing:
         """Complete all of them."""
         return tuple(map(self.line, lines))
 
-    def raised(self, raised: LoggedException) -> LoggedException:
-        """Complete the exception's lines."""
-        return msgspec.structs.replace(raised, line=self.line(raised.line), began=self.line(raised.began))
+    def fact(self, fact: Fact) -> Fact:
+        """Complete the lines of a fact."""
+        named = {name: getattr(fact, name, None) for name in ("line", "began", "beside")}
+        lines = {name: self.line(line) for name, line in named.items() if line}
+        return msgspec.structs.replace(fact, **lines)
 
     def exited(self, exited: ProcessExit) -> ProcessExit:
         """Complete the end of a process with its rank."""
@@ -71,10 +74,5 @@ def year_shift(first_date: float | None) -> float:
     """Compute how far a clock without a year is behind that date's."""
     if first_date is None:
         return 0.0
-    year = datetime.fromtimestamp(first_date, timezone.utc).year
-    start = datetime(year, 1, 1, tzinfo=timezone.utc).timestamp()
-    leap = 0.0 if year % 4 == 0 and (year % 100 or year % 400 == 0) else -86400.0
-    no_year = datetime(NO_YEAR, 1, 1, tzinfo=timezone.utc).timestamp()
-    # After February a year that is no leap year is a day behind.
-    after_february = first_date - start >= 59 * 86400
-    return start - no_year + (leap if after_february else 0.0)
+    date = datetime.fromtimestamp(int(first_date), timezone.utc)
+    return (date - date.replace(year=NO_YEAR)).total_seconds()

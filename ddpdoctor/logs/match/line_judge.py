@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Final, NamedTuple
 
 import msgspec
@@ -150,7 +151,7 @@ class LineJudge:
         place = self.place
         rank = labelled.rank if labelled.rank is not None else place.rank
         if rank is None and (process := process_of(labelled.text)):
-            rank = self._gathered.rank_of(process)
+            rank = self._gathered.rank_of.get(process)
         return LogLine(
             file=self._file,
             number=self._number(number),
@@ -360,11 +361,13 @@ class LineJudge:
             return
         timed = self._timed(spot, stream, line)
         if LAST_ERROR in words:
-            stream.wanting.append((self._gathered.told_behind(line), line.number + LOOK_AHEAD))
+            behind: list[LogLine] = []
+            self._gathered.error(line, behind)
+            stream.wanting.append((behind, line.number + LOOK_AHEAD))
         elif raised := bare(timed) or self._uncaught(spot, timed):
             self._gathered.raise_(raised)
         else:
-            self._gathered.error(self._with_message(spot, timed) if is_name_alone(line.text) else timed)
+            self._gathered.error(line, [self._with_message(spot, timed) if is_name_alone(line.text) else timed])
 
     def _uncaught(self, spot: Spot, line: LogLine) -> LoggedException | None:
         """The exception, without its traceback, that nobody has caught: torch's own hook, or its process's end, shows it."""
@@ -404,12 +407,7 @@ class LineJudge:
         return stream.with_time(line)
 
     def _before(self, spot: Spot, line: LogLine) -> list[LogLine]:
-        found: list[LogLine] = []
-        for earlier in self._back(spot, line):
-            found.append(earlier)
-            if len(found) == NEIGHBOURS_BEFORE:
-                break
-        return found[::-1]
+        return list(islice(self._back(spot, line), NEIGHBOURS_BEFORE))[::-1]
 
     def _back(self, spot: Spot, line: LogLine) -> Iterator[LogLine]:
         """Yield the lines before it of the same stream, the nearest first."""

@@ -44,16 +44,11 @@ LITERALS: Final = (*LAUNCHERS, *SIZES, PROCESS)
 def learn(literal: str, line: LogLine, gathered: GatheredLog) -> None:
     """Learn it from a line that has that literal text in it."""
     if launcher := LAUNCHERS.get(literal):
-        gathered.launched_by(launcher)
-        return
-    if literal == PROCESS:
+        gathered.launchers[launcher] += 1
+    elif literal == PROCESS:
         if found := _PROCESS.match(line.text):
-            gathered.rank_said(line, int(found["rank"]), (found["host"], int(found["pid"])))
-        return
-    for pattern in _SIZES:
-        if found := pattern.search(line.text):
-            words = found.groupdict()
-            gathered.sized(int(words["size"]))
-            if words.get("rank"):
-                gathered.rank_said(line, int(words["rank"]), process_of(line.text))
-            return
+            gathered.rank_said(int(found["rank"]), (found["host"], int(found["pid"])))
+    elif found := next(filter(None, (pattern.search(line.text) for pattern in _SIZES)), None):
+        gathered.world_size = max(gathered.world_size or 0, int(found["size"])) or None
+        if rank := found.groupdict().get("rank"):
+            gathered.rank_said(int(rank), process_of(line.text))

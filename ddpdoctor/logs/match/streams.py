@@ -121,16 +121,16 @@ class LogStream:
         if not self.raised or not text:
             return False
         if chains(text):
-            gathered.chain(self.raised)
+            gathered.amend(self.raised, chained=True)
             self.raised = None
             return True
         if begins_below(self.raised, line):
-            self.raised = gathered.said_below(self.raised, text.strip())
+            self.raised = gathered.amend(self.raised, message=text.strip())
             return True
         self.raised_lines += 1
         if not self.open and goes_on_below(line):
-            self.raised, self.raised_at = gathered.goes_on_below(self.raised, line), line.number
-            self.raised_lines = 0
+            self.raised = gathered.amend(self.raised, below=line.number - self.raised.line.number)
+            self.raised_at, self.raised_lines = line.number, 0
         elif self.raised_lines > ENDS_AFTER:
             self.raised = None
         return False

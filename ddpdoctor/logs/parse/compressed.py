@@ -40,56 +40,26 @@ def unpacked(pieces: Iterator[bytes]) -> Iterator[bytes]:
     """Yield the members one after the other, as gzip -d gives them; of what is damaged all that comes before.
 
     Raises:
-        DamagedArchive: it is cut off, or something else stands behind it.
+        DamagedArchive: it is damaged or cut off, or something else stands behind it.
     """
-    member = _Member()
+    member, most = zlib.decompressobj(wbits=31), _PIECE_BYTES
     for piece in pieces:
         data = piece
-        while data:
-            if member.over:
-                data = data.lstrip(b"\0")
-                if not data:
-                    break
-                member = _Member()
+        while data := data.lstrip(b"\0") if member.eof else data:
+            if member.eof:
+                member = zlib.decompressobj(wbits=31)
                 if not data.startswith(GZIP[: len(data)]):
                     raise DamagedArchive(MORE)
-            yield from member.unpacked(data)
-            data = member.rest
-    if not member.over:
-        raise DamagedArchive(CUT_OFF)
-
-
-class _Member:
-    """One of a file's members."""
-
-    def __init__(self) -> None:
-        self._unpacker = zlib.decompressobj(wbits=31)
-
-    @property
-    def over(self) -> bool:
-        return self._unpacker.eof
-
-    @property
-    def rest(self) -> bytes:
-        """The bytes that stand behind it."""
-        return self._unpacker.unused_data
-
-    def unpacked(self, data: bytes) -> Iterator[bytes]:
-        """Yield what these bytes of it come to.
-
-        Raises:
-            DamagedArchive: they are damaged.
-        """
-        most = _PIECE_BYTES
-        while data and not self.over:
             # A call that meets the damage gives nothing of what it had unpacked by then: it is asked for less and less.
-            before = self._unpacker.copy()
+            before = member.copy()
             try:
-                piece = self._unpacker.decompress(data, most)
+                plain = member.decompress(data, most)
             except zlib.error as error:
-                if most > 1:
-                    self._unpacker, most = before, most // 2
-                    continue
-                raise DamagedArchive(CHANGED if "incorrect" in str(error) else DAMAGED) from None
-            yield piece
-            data = self._unpacker.unconsumed_tail
+                if most == 1:
+                    raise DamagedArchive(CHANGED if "incorrect" in str(error) else DAMAGED) from None
+                member, most = before, most // 2
+                continue
+            yield plain
+            data = member.unused_data if member.eof else member.unconsumed_tail
+    if not member.eof:
+        raise DamagedArchive(CUT_OFF)

@@ -5,91 +5,71 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import cache
-from itertools import islice, product
+from itertools import islice
 from typing import Final
 
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.logs.exceptions import LAST_ERROR, LEVEL
 from ddpdoctor.logs.launch_failures import BESIDE_GIVING_UP, GIVES_UP, STARTS_AGAIN
 
-_GLOG_WORDS: Final = (*map("".join, product(("[E", "[F"), " 0123456789")), "torch/distributed/")
-"""Severity and month, as torch's C++ writes them, and the module, as its Python does: what the rest of such a line is like, `_GLOG` knows."""
-_FATAL_OF_ABSL: Final = "F0000 00:00:"
-"""As XLA's C++ writes a message with which it ends its process, before its log is set up: the time is one in seconds."""
-_FATAL_OF_TSL: Final = ("F external/", "F tensorflow/")
-"""As TensorFlow's and XLA's C++ writes one: the severity, and the source's path."""
-_FATAL_OF_GLOG: Final = "*** Check failure stack trace: ***"
-"""Below the message with which glog and Abseil end their process."""
-_IN_A_SCRIPT: Final = ": line "
-"""Where a shell is in a script, of which something could not be done."""
-_OF_ASCEND: Final = ("EI00", "EJ00", ": Inner Error!", " failed, runtime result = ")
-"""Codes of Ascend's HCCL, of what starts it, and of whatever else that has no code of its own."""
-_NAMES: Final = ("Error:", "Exception:")
-_OF_MAKE: Final = ": *** "
-_CUT_NAMES: Final = ("ror: ", "ption: ")
-"""Ends of the names of exceptions, where a limit on what is kept has cut a line within them."""
-_QUOTED: Final = ("Error('", 'Error("', "Exception('", 'Exception("')
-"""An exception as Python shows it within another text, a logger's field mostly."""
-_GOT_OVER: Final = r"(?i:\b(?:warn|skip|ignor|retr|caught|except|rais|return))"
-"""Of an exception that is shown within a line: what was done about it, or that it is code."""
-_LEVELS: Final = tuple(
-    form.format(level)
-    for level in ("error", "fatal", "critical", "panic")
-    for form in ("level={}", '"level":"{}"', '"level": "{}"', '"severity":"{}"', '"severity": "{}"')
-)
-"""As loggers write it that give each line fields."""
-ERROR_WORDS: Final = (
-    *GIVES_UP,
-    *BESIDE_GIVING_UP,
-    STARTS_AGAIN,
-    *_GLOG_WORDS,
-    _FATAL_OF_ABSL,
-    *_FATAL_OF_TSL,
-    _FATAL_OF_GLOG,
-    *_OF_ASCEND,
-    "[error]",
-    "*** An error occurred in MPI_",
-    "etcd.Etcd",
-    "docker: Error response from daemon: ",
-    "Primary job  terminated normally, but ",
-    LAST_ERROR,
-    *_NAMES,
-    *_CUT_NAMES,
-    *_QUOTED,
-    *_LEVELS,
-    "ERROR",
-    "error:",
-    "FATAL",
-    "fatal:",
-    "Fatal Python error",
-    "Segmentation fault",
-    "core dumped",
-    "terminate called",
-    "Aborted",
-    "Bus error",
-    "Killed",
-    "NCCL WARN",
-    "|CCL_ERROR|",
-    "Exception in device=TPU:",
-    "CANCELLED",
-    "Assertion",
-    "[Errno ",
-    ": command not found",
-    _IN_A_SCRIPT,
-    "ChildFailedError:",
-    "Exception raised from ",
-    "ncclCommWatchdog() + ",
-    "blas_thread_init: pthread_create failed",
-    "nvcc fatal ",
-    _OF_MAKE,
-    "ninja: build stopped: ",
-)
 _NO_FIGURE: Final = r"(?! ?[-+]?(?:\d*\.\d+|\d+(?:[eE][-+]?\d+)?(?=\s*(?:[,|%\])}]|$))|nan\b|inf\b|null\b|None\b|0\b|False\b|false\b|\"\"))"
 """What stands behind the name of a metric or a field is no error."""
-
-_NO_LOST_STORE: Final = r" (?!(?:recv|send)Bytes |doWait )"
-"""Where C++ raises what a watching thread catches and warns of as the store goes away: at the end of each healthy run, too."""
-
-_OF_EXCEPTIONS: Final = (*_NAMES, *_QUOTED, "error:", "[Errno ")
+_NAMED: Final = r"^(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception):\s*$"
+_NAME_ALONE: Final = compile_lazily(_NAMED)
+"""An exception whose message stands on the next lines, where an editor has taken the blank at this one's end."""
+_GLOG: Final = (
+    r"(?:\[[EF](?:\d{3,4} \d\d:\d\d:\d\d\.\d+ +(?:\d+ )?| )|(?<![\w.-])[EF]\d{4} \d\d:\d\d:\d\d\.\d+ +(?:\d+ )?)"
+    r"[\w./<>-]+\.(?:[ch]pp|h|cuh?|py):\d+\]"
+)
+"""Of TensorFlow and gRPC, whose sources end in .cc, healthy runs have lines of that severity, too."""
+_GOT_OVER: Final = r"(?i:\b(?:warn|skip|ignor|retr|caught|except|rais|return))"
+"""Of an exception that is shown within a line: what was done about it, or that it is code."""
+_QUOTED: Final = ("Error('", 'Error("', "Exception('", 'Exception("')
+"""An exception as Python shows it within another text, a logger's field mostly."""
+_FIELDS: Final = ("level={}", '"level":"{}"', '"level": "{}"', '"severity":"{}"', '"severity": "{}"')
+"""As loggers write the level that give each line fields."""
+_FORMS: Final = {
+    # Severity and month, as torch's C++ writes them, and the module, as its Python does.
+    **dict.fromkeys([f"[{severity}{month}" for severity in "EF" for month in " 0123456789"], _GLOG),
+    "torch/distributed/": _GLOG,
+    # A message with which XLA's C++ ends its process, before its log is set up: the time is one in seconds.
+    "F0000 00:00:": r"F0000 00:00:\d+\.\d+ +\d+ [\w./-]+:\d+\] ",
+    # As TensorFlow's and XLA's C++ writes one: the severity, and the source's path.
+    **{word: rf"(?:^|: ){word}\S+:\d+\] " for word in ("F external/", "F tensorflow/")},
+    # Codes of Ascend's HCCL, of what starts it, and of whatever else that has no code of its own.
+    **dict.fromkeys(("EI00", "EJ00", ": Inner Error!", " failed, runtime result = "), r"(?<!\S)E[A-Z0-9]\d{4}: "),
+    LAST_ERROR: rf"{LAST_ERROR}\s*$",
+    **{word: rf"{word}(?= ){_NO_FIGURE}|{_NAMED}" for word in ("Error:", "Exception:")},
+    # Ends of the names of exceptions, where a limit on what is kept has cut a line within them.
+    **dict.fromkeys(("ror: ", "ption: "), rf"^(?:r?ror|E?xception|c?eption|ption): (?=\S){_NO_FIGURE}"),
+    **{word: rf"^(?!.*{_GOT_OVER}).*?(?<![\w.])(?:[A-Za-z_]\w*\.)*[A-Z]\w*{re.escape(word)}" for word in _QUOTED},
+    **{
+        (word := form.format(level)): rf"(?<![\w-]){re.escape(word)}(?![\w-])"
+        for level in ("error", "fatal", "critical", "panic")
+        for form in _FIELDS
+    },
+    # Where a shell is in a script, of which something could not be done.
+    ": line ": (
+        r"^\S+: line \d+: (?:[^:]{1,300}: ){1,2}(?:No such file or directory|Permission denied|Is a directory|Exec format error"
+        r"|cannot execute\b.{0,100}|(?:bad interpreter|required file not found)\b.{0,100})$"
+    ),
+    # An error that its rule ignores, and the word that others still run, end nothing.
+    ": *** ": r"^g?make(?:\[\d+\])?: \*\*\* (?!Waiting for )(?!.*\(ignored\))",
+    # Kubernetes' reason is read by exits.py; before a figure or a name it is counted, or told of somebody else.
+    "Killed": r"(?<!OOM)Killed(?! (?:\d|[\w ]{1,40}: ?\d))",
+    # Where C++ raises what a watching thread catches and warns of as the store goes away: at the end of each healthy run, too.
+    "Exception raised from ": r"Exception raised from (?!(?:recv|send)Bytes |doWait )",
+}
+"""How the rest of a line is like that has such a word, and speaks of an error."""
+ERROR_WORDS: Final = (
+    *GIVES_UP, *BESIDE_GIVING_UP, STARTS_AGAIN, *_FORMS,
+    "*** Check failure stack trace: ***", "[error]", "*** An error occurred in MPI_", "etcd.Etcd", "docker: Error response from daemon: ",
+    "Primary job  terminated normally, but ", "ERROR", "error:", "FATAL", "fatal:", "Fatal Python error", "Segmentation fault",
+    "core dumped", "terminate called", "Aborted", "Bus error", "NCCL WARN", "|CCL_ERROR|", "Exception in device=TPU:", "CANCELLED",
+    "Assertion", "[Errno ", ": command not found", "ChildFailedError:", "ncclCommWatchdog() + ",
+    "blas_thread_init: pthread_create failed", "nvcc fatal ", "ninja: build stopped: ",
+)  # fmt: skip
+_OF_EXCEPTIONS: Final = ("Error:", "Exception:", *_QUOTED, "error:", "[Errno ")
 """What a programme also writes of an exception that it has caught."""
 _MERELY_WARNS: Final = re.compile(rf"{LEVEL}(?:WARNING|WARN|INFO|DEBUG)(?![A-Za-z_])")
 """The level that a logger puts before its message; NCCL's WARN is an error, and stands further on."""
@@ -102,15 +82,6 @@ _INFORMS: Final = re.compile(
 
 _NO_NUMBER: Final = re.compile(r"(?i)(?:loss|norm)\w{0,40}['\"]?[ :=|]{1,3}['\"]?nan\b")
 _GRAVE: Final = ("NCCL INFO", "NCCL DIAG", "OVERFLOW! ")
-_GLOG: Final = re.compile(
-    r"(?:\[[EF](?:\d{3,4} \d\d:\d\d:\d\d\.\d+ +(?:\d+ )?| )|(?<![\w.-])[EF]\d{4} \d\d:\d\d:\d\d\.\d+ +(?:\d+ )?)"
-    r"[\w./<>-]+\.(?:[ch]pp|h|cuh?|py):\d+\]"
-)
-"""Of TensorFlow and gRPC, whose sources end in .cc, healthy runs have lines of that severity, too."""
-
-
-_NAME_ALONE: Final = re.compile(r"^(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception):\s*$")
-"""An exception whose message stands on the next lines, where an editor has taken the blank at this one's end."""
 _IGNORED: Final = re.compile(r"Exception ignored (?:in|on|while)\b|.*UserWarning: Plan failed with an? ")
 _EXCEPTION: Final = re.compile(r"Traceback \(most|[A-Za-z_][\w.]*(?:Error|Exception)(?::|$)")
 MAX_LINES_LEFT: Final = 8
@@ -124,38 +95,11 @@ _CONTINUES: Final = re.compile(
 
 @cache
 def _pattern(word: str) -> re.Pattern[str]:
-    if word in _GLOG_WORDS:
-        return _GLOG
-    if word == _FATAL_OF_ABSL:
-        return re.compile(rf"{word}\d+\.\d+ +\d+ [\w./-]+:\d+\] ")
-    if word == LAST_ERROR:
-        return re.compile(rf"{LAST_ERROR}\s*$")
-    if word in _FATAL_OF_TSL:
-        return re.compile(rf"(?:^|: ){word}\S+:\d+\] ")
-    if word in _OF_ASCEND:
-        return re.compile(r"(?<!\S)E[A-Z0-9]\d{4}: ")
-    if word in _NAMES:
-        return re.compile(rf"{word}(?= ){_NO_FIGURE}|{_NAME_ALONE.pattern}")
-    if word == _OF_MAKE:
-        # An error that its rule ignores, and the word that others still run, end nothing.
-        return re.compile(r"^g?make(?:\[\d+\])?: \*\*\* (?!Waiting for )(?!.*\(ignored\))")
-    if word == _IN_A_SCRIPT:
-        return re.compile(
-            r"^\S+: line \d+: (?:[^:]{1,300}: ){1,2}(?:No such file or directory|Permission denied|Is a directory|Exec format error"
-            r"|cannot execute\b.{0,100}|(?:bad interpreter|required file not found)\b.{0,100})$"
-        )
-    if word in _CUT_NAMES:
-        return re.compile(rf"^(?:r?ror|E?xception|c?eption|ption): (?=\S){_NO_FIGURE}")
-    if word in _QUOTED:
-        return re.compile(rf"^(?!.*{_GOT_OVER}).*?(?<![\w.])(?:[A-Za-z_]\w*\.)*[A-Z]\w*{re.escape(word)}")
-    if word in _LEVELS:
-        return re.compile(rf"(?<![\w-]){re.escape(word)}(?![\w-])")
-    if word == "Killed":
-        # Kubernetes' reason is read by exits.py; before a figure or a name it is counted, or told of somebody else.
-        return re.compile(r"(?<!OOM)Killed(?! (?:\d|[\w ]{1,40}: ?\d))")
+    if form := _FORMS.get(word):
+        return re.compile(form)
     before = r"(?<![a-z_-])(?<!\b[Nn]o )" if word[0].islower() else r"(?<![A-Z_])" if word.isupper() else ""
     after = r"(?![A-Za-z_=])" if word[-1].isalpha() and word.isupper() else ""
-    figure = _NO_FIGURE if word.rstrip().endswith(":") else _NO_LOST_STORE if word == "Exception raised from " else ""
+    figure = _NO_FIGURE if word.rstrip().endswith(":") else ""
     return re.compile(before + re.escape(word.rstrip()) + after + figure)
 
 

@@ -8,11 +8,10 @@ from datetime import datetime, timedelta, timezone
 from functools import lru_cache
 from typing import Final
 
-_ISO: Final = (
-    r"(?P<date>\d{4}[-/]\d\d[-/]\d\d)[T _](?P<clock>\d\d:\d\d:\d\d)(?:[.,](?P<part>\d{1,9}))?"
-    r"(?: ?(?P<zone>Z|UTC|[+-]\d\d:?\d\d)(?![\w:]))?"
+COLLECTED: Final = re.compile(
+    r"(?P<open>\[)?(?P<date>\d{4}[-/]\d\d[-/]\d\d)[T _](?P<clock>\d\d:\d\d:\d\d)(?:[.,](?P<part>\d{1,9}))?"
+    r"(?: ?(?P<zone>Z|UTC|[+-]\d\d:?\d\d)(?![\w:]))?(?(open)\])(?: ?[-|](?= )|:(?= ))?[ \t]?"
 )
-COLLECTED: Final = re.compile(rf"(?:\[{_ISO}\]|{_ISO.replace('?P<', '?P<b')})(?: ?[-|](?= )|:(?= ))?[ \t]?")
 """A date and a clock at the start of a line, bare or in brackets: log collectors and Python's logging write them."""
 SYSLOG: Final = re.compile(
     r"(?P<month>[A-Z][a-z]{2}) +(?P<day>\d{1,2}) (?P<clock>\d\d:\d\d:\d\d)(?:\.(?P<part>\d{1,9}))? (?P<host>[\w.-]+) "
@@ -30,20 +29,15 @@ NO_YEAR: Final = 1972
 
 def seconds_of(found: re.Match[str]) -> float | None:
     """Convert a timestamp to seconds since 1970; of a log whose clocks have no zone, as if they were UTC."""
-    words = found.groupdict()
-    date, clock = words.get("date") or words.get("bdate"), words.get("clock") or words.get("bclock")
-    part, zone = words.get("part") or words.get("bpart"), words.get("zone") or words.get("bzone")
-    if date:
-        second = _second_of(date, "", clock or "", zone or "")
-    else:
-        second = _second_of(words["month"] or "", words["day"] or "", clock or "", zone or "")
-    return second + float(f"0.{part}") if second is not None and part else second
+    words = found.groupdict("")
+    date = words.get("date") or words["month"]
+    second = _second_of(date, words.get("day", ""), words["clock"], words.get("zone", ""))
+    return second if second is None else second + float(f"0.{words['part']}")
 
 
 def ahead_of(found: re.Match[str]) -> float | None:
     """Return the seconds by which a `COLLECTED` timestamp is before UTC; None where it doesn't say its zone."""
-    zone = found["zone"] or found["bzone"]
-    return _ahead(zone).total_seconds() if zone else None
+    return _ahead(found["zone"]).total_seconds() if found["zone"] else None
 
 
 @lru_cache(4096)
