@@ -152,7 +152,7 @@ def matcher_rows(path: Path) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [("library", "MB/s", "found")]
     for name, make in MATCHERS.items():
         try:
-            find = make(vocabulary(catalogue()).texts)
+            find = make([sought.text.encode() for sought in vocabulary(catalogue()).texts])
         except ImportError:
             continue
         started = time.perf_counter()
@@ -267,7 +267,7 @@ def main() -> None:
             write_log(log, options.mib)
             print_table(matcher_rows(log), markdown=options.markdown)
             return
-        texts.write_bytes(b"\n".join(vocabulary(catalogue()).texts))
+        texts.write_bytes("\n".join(sought.text for sought in vocabulary(catalogue()).texts).encode())
         os.environ["LC_ALL"] = "C"
         grep = ["grep", "-a", "-c", "-F", "-f", str(texts), str(log)]
         for shape, source, mib, aimed in shapes:

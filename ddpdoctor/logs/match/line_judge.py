@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -24,7 +25,7 @@ from ddpdoctor.logs.match.streams import (
     QUOTED_APART,
     LogStream,
 )
-from ddpdoctor.logs.match.vocabulary import Vocabulary, VocabularySign, Wanted
+from ddpdoctor.logs.match.vocabulary import SoughtText, Vocabulary, VocabularySign, Wanted
 from ddpdoctor.logs.parse import exit_tables
 from ddpdoctor.logs.parse.error_words import is_ignored, is_name_alone, only_informs, speaks_of_error
 from ddpdoctor.logs.parse.exits import exits_said
@@ -90,9 +91,9 @@ class LineJudge:
         self._number = number
         """Which line of the file a line that was read is from."""
         self._streams: dict[tuple[int | None, int | None, str], LogStream] = {}
-        self._nobodys_near: dict[int, LogLine] = {}
+        self._nobodys_near: dict[str, LogLine] = {}
         """The line that no rank's label stands before (NCCL's, a container's) in which a text was last seen that makes others certain."""
-        self._anybodys_near: dict[int, LogLine] = {}
+        self._anybodys_near: dict[str, LogLine] = {}
         """The same of lines of any rank."""
         self._headless: LogStream | None = None
         """Of nobody, where its latest line is a frame that no header stands before."""
@@ -102,7 +103,7 @@ class LineJudge:
         self._clocks = False
         """Whether any line has a timestamp."""
         self._style = Style()
-        self._labelled_back: dict[bytes, Labelled] = {}
+        self._labelled_back = lru_cache(MAX_LABELLED)(self.labelled)
         """Lines that were gone back to: for the next one found they are mostly the same."""
         self._prefix: re.Pattern[str] | None = None
         """Before the lines of a collector that nobody knows."""
@@ -119,7 +120,7 @@ class LineJudge:
     @style.setter
     def style(self, style: Style) -> None:
         if style != self._style:
-            self._labelled_back.clear()
+            self._labelled_back.cache_clear()
         self._style = style
 
     def labelled(self, piece: bytes) -> Labelled:
@@ -144,7 +145,7 @@ class LineJudge:
         header, under, over = (raw.decode("utf-8", "replace") for raw in (piece, below, above))
         if found := prefix_before(header, under, self.style, over):
             self._prefix = found
-            self._labelled_back.clear()
+            self._labelled_back.cache_clear()
 
     def line(self, labelled: Labelled, number: int, text: bytes | None = None) -> LogLine:
         """Return the line as a fact; with that text instead of its own."""
@@ -176,14 +177,14 @@ class LineJudge:
             text = piece.decode("utf-8", "replace")
             unended = "" if labelled.logger else unended_before(text)
             if self.labelled(unended.encode()).text.strip():
-                own = [hit for hit in hits if self._vocabulary.words[hit] in unended]
+                own = [hit for hit in hits if self._vocabulary.texts[hit].text in unended]
                 waiting = self.read(spot, unended.encode(), head, own, waiting=waiting).waits or waiting
                 hits = [hit for hit in hits if hit not in own]
                 behind = self.labelled(text[len(unended) :].encode())
                 labelled = labelled if behind.rank is None else behind
         if head and labelled.rank is None and labelled.local_rank is None and not labelled.host:
             labelled = head._replace(text=labelled.text, time=labelled.time or head.time)
-        if any(Wanted.FOREIGN in self._vocabulary.wanted[hit] for hit in hits):
+        if any(Wanted.FOREIGN in self._vocabulary.texts[hit].wanted for hit in hits):
             labelled = labelled._replace(text=in_english(labelled.text))
             hits = [place for place, _, _ in self._vocabulary.matches(memoryview(labelled.text.encode()))]
         stream = self._stream(labelled)
@@ -200,7 +201,7 @@ class LineJudge:
             line, taken = stream.go_on(line, self._gathered)
         if hits:
             self._gathered.met(line, labelled.said_by)
-            self._judge(spot, stream, line, dict.fromkeys(hits), taken=taken)
+            self._judge(spot, stream, line, hits, taken=taken)
         return stream
 
     def _without_logger(self, labelled: Labelled, stream: LogStream) -> Labelled:
@@ -222,34 +223,32 @@ class LineJudge:
             stream.end(self._gathered)
         self._gathered.order = self._first_order + lines + 1
 
-    def _judge(self, spot: Spot, stream: LogStream, line: LogLine, hits: dict[int, None], *, taken: bool) -> None:
-        vocabulary, gathered = self._vocabulary, self._gathered
-        self.counted = {}
-        speaks_of_error = False
-        for hit in hits:
-            wanted = vocabulary.wanted[hit]
-            speaks_of_error |= Wanted.ERROR in wanted
-            if harmless := vocabulary.harmless[hit]:
-                self.counted.setdefault(hit, []).append(gathered.harmless(harmless, line))
+    def _judge(self, spot: Spot, stream: LogStream, line: LogLine, hits: Sequence[int], *, taken: bool) -> None:
+        self.counted = {hit: [] for hit in hits}
+        found = {hit: self._vocabulary.texts[hit] for hit in hits}
+        for hit, sought in found.items():
+            if sought.harmless:
+                self.counted[hit].append(self._gathered.harmless(sought.harmless, line))
                 taken = True
-                if harmless.alone:
+                if sought.harmless.alone:
                     return
-            if wanted:
-                taken |= self._wanted(spot, stream, line, vocabulary.words[hit], wanted)
-            if hit in vocabulary.nears:
-                stream.near[hit] = self._anybodys_near[hit] = line
+            if sought.wanted:
+                taken |= self._wanted(spot, stream, line, sought)
+            if sought.is_near:
+                stream.near[sought.text] = self._anybodys_near[sought.text] = line
                 if stream.nobodys:
-                    self._nobodys_near[hit] = line
-        for hit in hits:
-            for sign in vocabulary.signs[hit]:
-                taken |= self._sign(spot, stream, line, sign, self.counted.setdefault(hit, []))
-        for hit in hits:
-            self._settle(stream, hit, line)
-        if speaks_of_error and not taken and gathered.wants_error(line):
-            self._error(spot, stream, line, hits)
+                    self._nobodys_near[sought.text] = line
+        for hit, sought in found.items():
+            for sign in sought.signs:
+                taken |= self._sign(spot, stream, line, sign, self.counted[hit])
+        for sought in found.values():
+            self._settle(stream, sought.text, line)
+        words = [sought.text for sought in found.values() if Wanted.ERROR in sought.wanted]
+        if words and not taken and self._gathered.wants_error(line):
+            self._error(spot, stream, line, words)
 
-    def _wanted(self, spot: Spot, stream: LogStream, line: LogLine, text: str, wanted: set[Wanted]) -> bool:
-        taken = False
+    def _wanted(self, spot: Spot, stream: LogStream, line: LogLine, sought: SoughtText) -> bool:
+        taken, text, wanted = False, sought.text, sought.wanted
         if Wanted.TRACEBACK in wanted:
             taken |= self._traceback(spot, stream, line, text)
         if Wanted.FRAME in wanted and not stream.open and not stream.table and is_frame(line.text):
@@ -321,9 +320,9 @@ class LineJudge:
                 return False
             words = {name: word for name, word in found.groupdict().items() if word}
         others = self._anybodys_near if sign.sign.anywhere else self._nobodys_near
-        nears = [sighting for sighting in (stream.near.get(sign.near), others.get(sign.near)) if sighting]
-        near = max(nears, key=lambda sighting: sighting.number, default=None)
-        is_near = sign.near < 0 or (near is not None and self._is_beside(line, near, sign))
+        nears = [other for other in (stream.near.get(sign.sign.near), others.get(sign.sign.near)) if other]
+        near = max(nears, key=lambda other: other.number, default=None)
+        is_near = not sign.sign.near or (near is not None and self._is_beside(line, near, sign))
         if is_near and (seen := self._gathered.again(sign, line)):
             counted.append(seen)
             return True
@@ -335,7 +334,7 @@ class LineJudge:
                 match.before = tuple(self._before(spot, match.line))
                 stream.wanting.append((match.after, line.number + LOOK_AHEAD))
             return True
-        waiting = stream.pending.setdefault(sign.near, [])
+        waiting = stream.pending.setdefault(sign.sign.near, [])
         if len(waiting) >= MAX_PENDING:
             del waiting[MAX_PENDING // 2]
         waiting.append(match)
@@ -344,7 +343,7 @@ class LineJudge:
     def _is_beside(self, line: LogLine, other: LogLine, sign: VocabularySign) -> bool:
         return line.number - other.number <= (sign.sign.within or self._near)
 
-    def _settle(self, stream: LogStream, near: int, line: LogLine) -> None:
+    def _settle(self, stream: LogStream, near: str, line: LogLine) -> None:
         """Let sightings count that waited for that text."""
         for waiting in stream.pending.pop(near, ()):
             if self._is_beside(line, waiting.line, waiting.sign) and not self._gathered.again(
@@ -353,8 +352,7 @@ class LineJudge:
                 waiting.beside = line
                 self._gathered.sighting(waiting)
 
-    def _error(self, spot: Spot, stream: LogStream, line: LogLine, hits: dict[int, None]) -> None:
-        words = [self._vocabulary.words[hit] for hit in hits if Wanted.ERROR in self._vocabulary.wanted[hit]]
+    def _error(self, spot: Spot, stream: LogStream, line: LogLine, words: Sequence[str]) -> None:
         if not any(speaks_of_error(line.text, word) and not self._quoted(spot, line, word) for word in words):
             return
         if is_ignored(log_line.text for log_line in self._back(spot, line)):
@@ -417,10 +415,7 @@ class LineJudge:
                 return
             begin = spot.text.rfind(b"\n", 0, end) + 1
             piece = spot.text[max(begin, end - MAX_LINE_BYTES) : end].rstrip(b"\r").rpartition(b"\r")[2]
-            if (labelled := self._labelled_back.get(piece)) is None:
-                if len(self._labelled_back) >= MAX_LABELLED:
-                    self._labelled_back.clear()
-                labelled = self._labelled_back[piece] = self.labelled(piece)
+            labelled = self._labelled_back(piece)
             if labelled.rank is None or labelled.rank == line.rank:
                 one = self.line(labelled, spot.number - back)
                 if (one.rank, one.local_rank, one.host) == (line.rank, line.local_rank, line.host) and one.text.strip():

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Protocol
+
+from ddpdoctor.logs.match.vocabulary import SoughtText
 
 MAX_ENTRIES: Final = 20_000
 STILL_READ: Final = 64
@@ -46,7 +48,7 @@ class RoutineEntry:
 
     patience: int
     times: int = 0
-    counted: tuple[CountedLines, ...] = field(default=())
+    counted: Sequence[CountedLines] = ()
     """What the last line that was read has counted."""
 
     @property
@@ -56,7 +58,7 @@ class RoutineEntry:
     def read(self, counted: Sequence[CountedLines]) -> None:
         """Take note that such a line was read, and has counted these."""
         self.times += 1
-        self.counted = tuple(counted)
+        self.counted = counted
 
     def count(self) -> None:
         """Count another such line, which isn't read."""
@@ -68,8 +70,8 @@ class RoutineEntry:
 class Routine:
     """The texts of one file that may be routine."""
 
-    def __init__(self, patience: list[int]) -> None:
-        self._patience = patience
+    def __init__(self, texts: Sequence[SoughtText]) -> None:
+        self._texts = texts
         self._entries: dict[tuple[int, bytes], RoutineEntry] = {}
 
     def entry(self, text: int, key: bytes) -> RoutineEntry:
@@ -79,7 +81,7 @@ class Routine:
             if len(self._entries) >= MAX_ENTRIES:
                 # Shared by ranks, an entry would hide what one of them says first.
                 self._entries.clear()
-            found = self._entries[text, key] = RoutineEntry(self._patience[text])
+            found = self._entries[text, key] = RoutineEntry(self._texts[text].patience)
         return found
 
 

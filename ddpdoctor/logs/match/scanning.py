@@ -57,7 +57,7 @@ class FileScan:
         self._gathered = gathered
         self._judge = LineJudge(vocabulary, gathered, file, place, number)
         self._styles = StyleFinder()
-        self._routine = Routine(vocabulary.patience)
+        self._routine = Routine(vocabulary.texts)
         self._awaited: dict[int, LogStream] = {}
         self._stream_of: dict[bytes, LogStream] = {}
         """Whose lines with that key are."""

@@ -42,9 +42,9 @@ class LogStream:
     """The latest line of a traceback that is only quoted."""
     wanting: list[tuple[list[LogLine], int]] = field(default_factory=list)
     """Lists that want the next lines, and the number of the line from which on they want none."""
-    near: dict[int, LogLine] = field(default_factory=dict)
+    near: dict[str, LogLine] = field(default_factory=dict)
     """The line in which a text was last seen that makes others certain."""
-    pending: dict[int, list[SeenSign]] = field(default_factory=dict)
+    pending: dict[str, list[SeenSign]] = field(default_factory=dict)
     """Sightings that count once their second text is seen, by that."""
     heading: int | None = None
     """The rank that a heading above the traceback at hand says it is of."""

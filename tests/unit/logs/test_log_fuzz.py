@@ -76,7 +76,10 @@ def test_no_sign_is_lost_between_blocks(size: int, data: bytes) -> None:
         in_blocks = scanned([data])
     # The end of a line that blocks this small cut in two may look like a line of its own, to a pattern that asks for its beginning.
     lines = {
-        one.slug for sign in vocabulary(catalogue()).signs for one in sign if one.pattern and "^" in one.pattern.pattern
+        one.slug
+        for sought in vocabulary(catalogue()).texts
+        for one in sought.signs
+        if one.pattern and "^" in one.pattern.pattern
     }
     expected, found = {slug for slug, _ in whole}, {sighting.slug for sighting in in_blocks.sightings}
     assert expected <= found <= expected | lines
