@@ -26,7 +26,6 @@ from ddpdoctor.engine.examination import Examination, examine
 from ddpdoctor.hang.render import hang_document
 from ddpdoctor.logs.diagnosis import LogJudgement, judge_log
 from ddpdoctor.logs.render.document import log_document
-from ddpdoctor.logs.render.words import judged_as
 from ddpdoctor.report.check_results import result_sections
 from ddpdoctor.report.document import Document
 from ddpdoctor.report.terminal import text_of
@@ -122,7 +121,7 @@ def _report_on_log(judgement: LogJudgement) -> str:
 
 def _line_on_log(judgement: LogJudgement) -> str:
     slugs = [opinion.check.slug for opinion in (*judgement.opinions, *judgement.also)]
-    return f"{judged_as(judgement).value}, names {', '.join(slugs) or 'nothing'}"
+    return f"{judgement.word.value}, names {', '.join(slugs) or 'nothing'}"
 
 
 # --- scripts ----------------------------------------------------------------------------------------------------------------

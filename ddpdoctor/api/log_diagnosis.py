@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ddpdoctor.engine.registry import Catalogue
     from ddpdoctor.facts.log import Log
     from ddpdoctor.facts.snapshot import Snapshot
-    from ddpdoctor.logs.analyze.good_runs import GoodRuns, RunComparison
+    from ddpdoctor.logs.analyze.good_runs import GoodRuns
     from ddpdoctor.logs.diagnosis import LogJudgement
     from ddpdoctor.logs.match.shape_tally import ShapeTally
     from ddpdoctor.report.contract import Report
@@ -48,9 +48,7 @@ class LogResult(CommandResult):
 
     @property
     def verdict(self) -> Verdict:
-        from ddpdoctor.logs.render.words import judged_as
-
-        return judged_as(self.judgement)
+        return self.judgement.word
 
     def exit_code(self, *, strict: bool = True) -> int:
         """Give 1 for a warning, too, unless asked not to: it names an illness."""
@@ -111,8 +109,10 @@ def diagnose_log(
     if [*names, *good_names, snapshot].count(STDIN) > 1:
         raise UsageError("standard input (-) can be read once only")
     from ddpdoctor.logs.analyze.good_runs import RunComparison, beside_good_runs
+    from ddpdoctor.logs.diagnosis import collect_deciding, judge_log
     from ddpdoctor.logs.match.shape_tally import ShapeTally
     from ddpdoctor.logs.reading import NO_TEXT
+    from ddpdoctor.scripts.run_script import look_into_script
 
     checks = _catalogue(signs)
     host = None if snapshot is None else _saved(snapshot)
@@ -125,7 +125,9 @@ def diagnose_log(
     comparison = RunComparison(refused=refused) if refused else None
     if good_runs and tally:
         log, comparison = beside_good_runs(log, tally, good_runs, checks, refused)
-    return LogResult(_judged(log, host, checks, comparison, here=here, python=python))
+    if here:
+        host = collect_deciding(log, checks, python)
+    return LogResult(look_into_script(judge_log(log, checks, host, comparison=comparison)))
 
 
 def _file_name(path: str) -> str:
@@ -218,25 +220,3 @@ def _read(paths: Sequence[str], checks: Catalogue, shapes: ShapeTally | None) ->
         raise
     finally:
         line.close()
-
-
-def _judged(
-    log: Log,
-    host: Snapshot | None,
-    checks: Catalogue,
-    comparison: RunComparison | None,
-    *,
-    here: bool,
-    python: str | None,
-) -> LogJudgement:
-    from ddpdoctor.logs.analyze.settings import settings_of
-    from ddpdoctor.logs.diagnosis import groups_that_decide, judge_log
-    from ddpdoctor.probes.session import collect_facts, start_probes
-    from ddpdoctor.scripts.run_script import look_into_script
-
-    if here and (groups := groups_that_decide(log, checks)):
-        context = start_probes(
-            python, quick=not {"torch", "libraries"} & groups, settings=settings_of(log, os.environ, checks)
-        )
-        host = collect_facts(context, groups | {"machine", "container"})
-    return look_into_script(judge_log(log, checks, host, comparison=comparison))

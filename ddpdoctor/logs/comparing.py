@@ -7,7 +7,8 @@ from ddpdoctor.facts.log import Log
 from ddpdoctor.logs.analyze.good_runs import GoodRun, ended_well, good_run, without_got_over
 from ddpdoctor.logs.diagnosis import judge_log
 from ddpdoctor.logs.match.shape_tally import ShapeTally
-from ddpdoctor.logs.render.words import headline, unread
+from ddpdoctor.logs.render.headline import headline
+from ddpdoctor.logs.render.words import unread
 
 
 class NotGoodError(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Iterable, Sequence
@@ -10,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix, Severity
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.base.text import clip, listed
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.examination import Examination, Verdict
@@ -19,7 +20,7 @@ from ddpdoctor.engine.log_traits import Particulars
 from ddpdoctor.engine.planning import plan_for
 from ddpdoctor.engine.redaction import redact_facts
 from ddpdoctor.engine.registry import Catalogue, Check, Result, diagnose
-from ddpdoctor.facts.log import Log, LoggedStack, LogLine, SignMatch
+from ddpdoctor.facts.log import Log, LogLine, SignMatch
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.logs.analyze.attempts import attempts_of
@@ -27,24 +28,13 @@ from ddpdoctor.logs.analyze.deciding_commands import deciding
 from ddpdoctor.logs.analyze.good_runs import RunComparison
 from ddpdoctor.logs.analyze.illness_traits import by_log_alone
 from ddpdoctor.logs.analyze.kernel_kills import of_this_log
-from ddpdoctor.logs.analyze.settings import as_the_log_names, looked_at
-from ddpdoctor.logs.analyze.sightings import lines, named, own_line, stack_lines
+from ddpdoctor.logs.analyze.settings import as_the_log_names, looked_at, settings_of
+from ddpdoctor.logs.analyze.sightings import lines, named, own_line, said_by, stack_lines
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, Suspect, verdict_of
 from ddpdoctor.logs.parse.labels import TASK
 
-VERDICTS: Final = {
-    RunOutcome.ILLNESS: Verdict.FAIL,
-    RunOutcome.USER_ERROR: Verdict.FAIL,
-    RunOutcome.STOPPED: Verdict.FAIL,
-    RunOutcome.NOTHING: Verdict.OK,
-    RunOutcome.UNRECOGNISED: Verdict.UNKNOWN,
-    RunOutcome.EFFECTS_ONLY: Verdict.UNKNOWN,
-}
-
-
 INSTALLED: Final = frozenset({"packages", "torch", "extensions", "target_python"})
 """Facts that stay as they are: memory, disks, ports, processes, links, settings and even devices come and go, or are others elsewhere."""
-
 
 NEAR_STACK: Final = 60
 """Lines between an error and the stack that its process then writes: C++ stacks, and what Python lists of modules."""
@@ -63,7 +53,6 @@ class HostVerdict(Enum):
 class HostCheck(msgspec.Struct, frozen=True, kw_only=True):
     """A suspicion held against the facts of a host. words: a sentence for the reader. found: what the check itself found there."""
 
-    slug: str
     standing: HostVerdict
     words: str
     found: Finding | None = None
@@ -76,6 +65,10 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     check: Check
     finding: Finding
     held: HostCheck | None = None
+
+    def stands(self, standing: HostVerdict) -> bool:
+        """Whether that came of holding it against a host's facts."""
+        return self.held is not None and self.held.standing is standing
 
 
 class LogJudgement(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +92,17 @@ class LogJudgement(msgspec.Struct, frozen=True, kw_only=True):
         return next((found for found in self.explanations if found.severity is FAIL), None)
 
     @property
+    def blamed(self) -> Diagnosis | None:
+        """The likeliest, where the log tells more than what followed."""
+        followed_only = self.verdict.outcome is RunOutcome.EFFECTS_ONLY
+        return self.opinions[0] if self.opinions and not followed_only else None
+
+    @property
+    def is_contradicted(self) -> bool:
+        """Whether the facts of a host speak against every suspicion: what they contradict comes last."""
+        return any(opinion.stands(HostVerdict.CONTRADICTED) for opinion in self.opinions[:1])
+
+    @property
     def names_no_cause(self) -> bool:
         """Whether all that is known is what followed, and the script doesn't tell what it followed from either."""
         return self.verdict.outcome is RunOutcome.EFFECTS_ONLY and self.cause_in_script is None
@@ -119,13 +123,15 @@ class LogJudgement(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def word(self) -> Verdict:
-        """The exit code follows from it. A warning where nothing says that the run failed."""
-        word = VERDICTS[self.verdict.outcome]
-        if self.stops_without_a_word:
-            return Verdict.UNKNOWN
-        if self.verdict.outcome is RunOutcome.EFFECTS_ONLY and self.cause_in_script:
+        """The exit code follows from it. A warning where nothing says that the run failed; never well where something could not be read
+        to its end."""
+        outcome = self.verdict.outcome
+        known = outcome in (RunOutcome.ILLNESS, RunOutcome.USER_ERROR, RunOutcome.STOPPED)
+        if (known and not self.verdict.ended_well) or (outcome is RunOutcome.EFFECTS_ONLY and self.cause_in_script):
             return Verdict.FAIL
-        return Verdict.WARN if word is Verdict.FAIL and self.verdict.ended_well else word
+        if self.stops_without_a_word or any(file.problem for file in self.log.files):
+            return Verdict.UNKNOWN
+        return Verdict.WARN if known else Verdict.OK if outcome is RunOutcome.NOTHING else Verdict.UNKNOWN
 
 
 def judge_log(
@@ -149,218 +155,83 @@ def judge_log(
     verdict = verdict_of(whole, catalogue)
     log = next((attempt for attempt in attempts_of(whole) if attempt.attempt == verdict.attempt), whole)
     snapshot = msgspec.structs.replace(host or Snapshot(host=""), log=log)
-    helds = (
-        {host_check.slug: host_check for host_check in confirm(verdict, snapshot, catalogue, watched=watched)}
-        if host
-        else {}
-    )
-    opinions = [
-        each
-        for suspect in _told_apart(verdict)
-        if (each := _opinion(suspect, snapshot, catalogue, helds.get(suspect.slug)))
+    opinions = []
+    for suspect, check in _with_checks(_told_apart(verdict.suspects), catalogue):
+        held = _held(suspect, check, verdict, log, snapshot, watched=watched) if host else None
+        opinions.append(_diagnosis(suspect, check, log, snapshot, held, _lines_of_script(suspect, check, verdict, log)))
+    # Confirmed ones first, and contradicted ones last; the others stay in the log's own order.
+    opinions.sort(key=lambda opinion: opinion.stands(HostVerdict.CONTRADICTED) - opinion.stands(HostVerdict.CONFIRMED))
+    also = [_diagnosis(suspect, check, log, snapshot) for suspect, check in _with_checks(verdict.also, catalogue)]
+    # The likeliest is what failed, other hypotheses may be, and the rest is good to know.
+    failed = not verdict.ended_well and verdict.outcome is not RunOutcome.EFFECTS_ONLY
+    results = [
+        _result(opinion, FAIL if failed and (number == 0 or opinion.suspect.sure) else WARN)
+        for number, opinion in enumerate(opinions)
     ]
-    told = tuple(
-        _with_own_line(opinion, verdict, log) for opinion in sorted(opinions, key=lambda opinion: _place(opinion.held))
-    )
-    beside = tuple(each for suspect in verdict.also if (each := _opinion(suspect, snapshot, catalogue, None)))
-    results = tuple(
-        Result(one.check, (msgspec.structs.replace(one.finding, severity=_severity(number, one, beside, verdict)),))
-        for number, one in enumerate((*told, *beside))
-    )
+    results += [_result(diagnosis, INFO) for diagnosis in also]
     return LogJudgement(
         log=log,
         verdict=verdict,
-        examination=Examination(msgspec.structs.replace(snapshot, log=whole), plan_for(snapshot, None), results),
+        examination=Examination(msgspec.structs.replace(snapshot, log=whole), plan_for(snapshot, None), tuple(results)),
         catalogue=catalogue,
-        opinions=told,
-        also=beside,
+        opinions=tuple(opinions),
+        also=tuple(also),
         comparison=comparison,
     )
 
 
-def _told_apart(verdict: LogVerdict) -> list[Suspect]:
+def _with_checks(suspects: Iterable[Suspect], catalogue: Catalogue) -> list[tuple[Suspect, Check]]:
+    return [(suspect, check) for suspect in suspects if (check := catalogue.get(suspect.slug))]
+
+
+def _told_apart(suspects: Iterable[Suspect]) -> list[Suspect]:
     """Drop suspects that rest on the same lines for the same reason as one before: nothing would tell the two apart."""
     different: list[Suspect] = []
-    for suspect in verdict.suspects:
+    for suspect in suspects:
         if not any((suspect.why, suspect.sightings) == (other.why, other.sightings) for other in different):
             different.append(suspect)
     return different
 
 
-def _with_own_line(opinion: Diagnosis, verdict: LogVerdict, log: Log) -> Diagnosis:
-    """Add the line of the script by which the failure that leads came to it."""
-    raised, finding = verdict.raised, opinion.finding
-    if raised is None and (stack := _stack_near(opinion.suspect, log)):
-        evidence = (*stack_lines(log, stack), *finding.evidence)
-        return msgspec.structs.replace(opinion, finding=msgspec.structs.replace(finding, evidence=evidence))
-    if raised is None or raised.own is None or LogTopic.MISTAKE in opinion.check.stands_for:
-        return opinion
-    began, last = raised.began.number, raised.line.number
-    of_it = [sighting.line for sighting in opinion.suspect.sightings if sighting.line.file == raised.line.file]
-    if not any(began <= log_line.number <= last and log_line.rank == raised.line.rank for log_line in of_it):
-        return opinion
-    place = own_line(log, raised)
-    return msgspec.structs.replace(
-        opinion, finding=msgspec.structs.replace(finding, evidence=(*place, *finding.evidence))
-    )
+def _result(diagnosis: Diagnosis, severity: Severity) -> Result:
+    return Result(diagnosis.check, (msgspec.structs.replace(diagnosis.finding, severity=severity),))
 
 
-def _stack_near(suspect: Suspect, log: Log) -> LoggedStack | None:
-    """Find the stack that the process wrote with those words, as it was aborted or crashed."""
-    for sighting in suspect.sightings:
-        for stack in log.stacks:
-            apart = stack.line.number - sighting.line.number
-            same = (stack.line.file, stack.line.rank) == (sighting.line.file, sighting.line.rank)
-            if same and -NEAR_STACK <= apart <= NEAR_STACK:
-                return stack
-    return None
+# --- the finding --------------------------------------------------------------------------------------------------------
 
 
-def groups_that_decide(log: Log, catalogue: Catalogue) -> set[str]:
-    """Name the facts of a host that the suspicions are to be held against; none where only the log can tell."""
-    known = [check for suspect in verdict_of(log, catalogue).suspects if (check := catalogue.get(suspect.slug))]
-    return set().union(*(check.groups for check in known if not by_log_alone(check)))
+def _diagnosis(
+    suspect: Suspect,
+    check: Check,
+    log: Log,
+    snapshot: Snapshot,
+    held: HostCheck | None = None,
+    of_script: tuple[Evidence, ...] = (),
+) -> Diagnosis:
+    found = None
+    if by_log_alone(check):
+        (result,) = diagnose(snapshot, plan_for(snapshot, None), [check])
+        found = next(iter(result.findings), None)
+    found = found or _composed(suspect, check, log, held)
+    finding = msgspec.structs.replace(found, evidence=(*of_script, *found.evidence))
+    return Diagnosis(suspect=suspect, check=check, finding=finding, held=held)
 
 
-def confirm(
-    verdict: LogVerdict, snapshot: Snapshot, catalogue: Catalogue, *, watched: bool = False
-) -> tuple[HostCheck, ...]:
-    """Judge each suspect by the facts of a host."""
-    helds = []
-    for suspect in verdict.suspects:
-        if check := catalogue.get(suspect.slug):
-            facts = as_the_log_names(snapshot, suspect.sightings, catalogue)
-            (result,) = diagnose(facts, plan_for(facts, None), [check])
-            of_log = _of_log(suspect, result, facts, watched)
-            helds.append(_held(suspect, result, of_log, facts, _hosts(suspect, verdict, snapshot)))
-    return tuple(helds)
-
-
-def _of_log(suspect: Suspect, result: Result, snapshot: Snapshot, watched: bool) -> Finding | None:
-    """Return what the check finds in those facts alone of which the log may speak."""
-    log = Log() if isinstance(snapshot.log, Unknown) else snapshot.log
-    ahead = float(time.localtime().tm_gmtoff)
-    fitting = of_this_log(snapshot, log, suspect.sightings, ahead=ahead, watched=watched)
-    if fitting == snapshot:
-        return _found(result)
-    return _found(*diagnose(fitting, plan_for(fitting, None), [result.check]))
-
-
-def _found(result: Result) -> Finding | None:
-    return next((finding for finding in result.findings if _counts(finding, result.check)), None)
-
-
-def _held(
-    suspect: Suspect, result: Result, of_log: Finding | None, snapshot: Snapshot, hosts: Sequence[str]
-) -> HostCheck:
-    """Hold a suspect against a host's facts. of_log: what was found that fits the log. hosts: of which it speaks."""
-    slug, here = suspect.slug, snapshot.host or "this host"
-    if by_log_alone(result.check):
-        return HostCheck(
-            slug=slug, standing=HostVerdict.NOT_TESTED, words="only a log shows it; no host's facts can decide it"
-        )
-    found = of_log or _found(result)
-    other = hosts[0] if hosts and snapshot.host and not _among(snapshot.host, hosts) else ""
-    if found and other:
-        words = f"{here} has it too: {found.summary}; but the log speaks of {other}"
-        return HostCheck(slug=slug, standing=HostVerdict.NOT_TESTED, words=words, found=found)
-    if found and (object_named := other_than_named(found, suspect.sightings)):
-        words = f"{here} has this: {found.summary}; but the log speaks of {object_named}"
-        return HostCheck(slug=slug, standing=HostVerdict.NOT_TESTED, words=words, found=found)
-    if of_log:
-        words = f"the log says {slug}, and so does {here}: {of_log.summary}"
-        return HostCheck(slug=slug, standing=HostVerdict.CONFIRMED, words=words, found=of_log)
-    if found:
-        words = f"it may be: {found.summary}; but neither process nor time shows that the log speaks of that"
-        return HostCheck(slug=slug, standing=HostVerdict.NOT_TESTED, words=words, found=found)
-    if other:
-        words = f"the log speaks of {other}, and this is {here}: run it there"
-        return HostCheck(slug=slug, standing=HostVerdict.NOT_TESTED, words=words)
-    looked = looked_at(snapshot, suspect.sightings, result.check.catalogue)
-    if result.not_tested:
-        words = f"{result.not_tested.reason}; looked at {here}: {looked}" if looked else result.not_tested.reason
-        return HostCheck(slug=slug, standing=HostVerdict.NOT_TESTED, words=words)
-    if len(hosts) > 1:
-        words = f"{here} shows no sign of it; the log speaks of {listed(hosts)}, and doesn't tell which of them it is"
-        return HostCheck(slug=slug, standing=HostVerdict.NOT_TESTED, words=words)
-    if result.check.groups <= INSTALLED and _ran_in(snapshot):
-        words = f"nothing that is installed on {here} shows a sign of it"
-        return HostCheck(slug=slug, standing=HostVerdict.CONTRADICTED, words=words)
-    seen = f": {looked}" if looked else ""
-    words = f"{here} shows no sign of it now{seen}; it may have been otherwise while the run went on, or lie elsewhere"
-    return HostCheck(slug=slug, standing=HostVerdict.NOT_CONFIRMED, words=words)
-
-
-def _ran_in(snapshot: Snapshot) -> bool:
-    """Whether the log's tracebacks go through the packages of the Python that was looked at."""
-    log, target_python = snapshot.log, snapshot.target_python
-    if isinstance(log, Unknown) or isinstance(target_python, Unknown):
-        return False
-    folders = tuple(f"{site_package}/" for site_package in target_python.site_packages)
-    return any(frame.path.startswith(folders) for raised in log.raised for frame in raised.frames)
-
-
-def _counts(finding: Finding, check: Check) -> bool:
-    return check.severity_of(finding) is not INFO or check.severity is INFO
-
-
-def _hosts(suspect: Suspect, verdict: LogVerdict, snapshot: Snapshot) -> list[str]:
-    """List the hosts on which the log saw it: by its own lines, else the line that leads, else all of the log."""
-    log = snapshot.log
-    lead = [verdict.lead.host] if verdict.lead else []
-    every = [] if isinstance(log, Unknown) else list(log.hosts)
-    for hosts in ([sighting.line.host for sighting in suspect.sightings], lead, every):
-        known = (name for name in hosts if name and name != "localhost" and not name.startswith(TASK))
-        if named := list(dict.fromkeys(known)):
-            return named
-    return []
-
-
-def _among(host: str, others: Sequence[str]) -> bool:
-    short_names = {name.partition(".")[0].lower() for name in others}
-    return host.partition(".")[0].lower() in short_names
-
-
-def _place(held: HostCheck | None) -> int:
-    """Sort confirmed ones first, and contradicted ones last; the others stay in the log's own order."""
-    return {HostVerdict.CONFIRMED: 0, HostVerdict.CONTRADICTED: 2}.get(held.standing, 1) if held else 1
-
-
-def _opinion(suspect: Suspect, snapshot: Snapshot, catalogue: Catalogue, held: HostCheck | None) -> Diagnosis | None:
-    check = catalogue.get(suspect.slug)
-    if check is None:
-        return None
-    found = _own_finding(check, snapshot) or composed(check, suspect, snapshot, held)
-    return Diagnosis(suspect=suspect, check=check, finding=found, held=held)
-
-
-def _own_finding(check: Check, snapshot: Snapshot) -> Finding | None:
-    if not by_log_alone(check):
-        return None
-    (result,) = diagnose(snapshot, plan_for(snapshot, None), [check])
-    return next(iter(result.findings), None)
-
-
-def composed(check: Check, suspect: Suspect, snapshot: Snapshot, held: HostCheck | None) -> Finding:
+def _composed(suspect: Suspect, check: Check, log: Log, held: HostCheck | None) -> Finding:
     """Make the finding of a check that judges hosts from its page and the log's lines."""
-    log = snapshot.log
-    log = Log() if isinstance(log, Unknown) else log
-    said = (*lines(log, suspect.sightings), *named(log, suspect.sightings))
-    who = _said_by(suspect)
+    seen = suspect.sightings
+    evidence, rank = (*lines(log, seen), *named(log, seen)), said_by(seen)
     if held and held.standing is HostVerdict.CONFIRMED and held.found:
-        found = held.found
-        return msgspec.structs.replace(found, evidence=(*said, *found.evidence), rank=_rank(suspect))
-    decide = deciding(check, suspect.sightings, log, sure=suspect.sure)
-    own = particulars(check, suspect.sightings, log)
-    fixes = own.fixes or (Fix(" ".join(check.section("Fix").split()).removesuffix(".")),)
+        return msgspec.structs.replace(held.found, evidence=(*evidence, *held.found.evidence), rank=rank)
+    own = particulars(check, seen, log)
     title = own.summary or check.title.removesuffix(".")
-    return Finding(
-        summary=clip(f"{title}, says {who}" if who and not own.of_everybody else title),
-        cause=own.cause,
-        evidence=said,
-        fixes=(*fixes, decide) if decide else fixes,
-        rank=_rank(suspect),
-    )
+    speaker = next((line for line in (sighting.line for sighting in seen) if line.rank is not None or line.host), None)
+    if speaker and not own.of_everybody:
+        rank_and_host = ("" if speaker.rank is None else f"rank {speaker.rank}", speaker.host)
+        title = f"{title}, says {' on '.join(filter(None, rank_and_host))}"
+    fixes = own.fixes or (Fix(" ".join(check.section("Fix").split()).removesuffix(".")),)
+    decide = deciding(check, seen, log, sure=suspect.sure)
+    return Finding(clip(title), own.cause, evidence, (*fixes, decide) if decide else fixes, rank=rank)
 
 
 def particulars(check: Check, seen: Sequence[SignMatch], log: Log) -> Particulars:
@@ -368,24 +239,124 @@ def particulars(check: Check, seen: Sequence[SignMatch], log: Log) -> Particular
     return check.log.particulars(seen, log) if check.log.particulars and seen else Particulars()
 
 
-def _rank(suspect: Suspect) -> int | None:
-    return next((sighting.line.rank for sighting in suspect.sightings if sighting.line.rank is not None), None)
+def _lines_of_script(suspect: Suspect, check: Check, verdict: LogVerdict, log: Log) -> tuple[Evidence, ...]:
+    """The line of the script by which the failure that leads came to it; else where the process stood that wrote those words."""
+    raised, said = verdict.raised, [sighting.line for sighting in suspect.sightings]
+    if raised is None:
+        near = (stack for line in said for stack in log.stacks if _is_near(stack.line, line))
+        return stack_lines(log, stack) if (stack := next(near, None)) else ()
+    span = range(raised.began.number, raised.line.number + 1)
+    within = any(_is_same_process(line, raised.line) and line.number in span for line in said)
+    return own_line(log, raised) if within and LogTopic.MISTAKE not in check.stands_for else ()
 
 
-def _said_by(suspect: Suspect) -> str:
-    for sighting in suspect.sightings:
-        rank = f"rank {sighting.line.rank}" if sighting.line.rank is not None else ""
-        if rank or sighting.line.host:
-            return " on ".join(filter(None, (rank, sighting.line.host)))
-    return ""
+def _is_near(stack: LogLine, line: LogLine) -> bool:
+    """Whether the process that wrote a line wrote that stack as it was aborted or crashed."""
+    return _is_same_process(stack, line) and abs(stack.number - line.number) <= NEAR_STACK
 
 
-def _severity(number: int, opinion: Diagnosis, beside: Sequence[Diagnosis], verdict: LogVerdict) -> Severity:
-    """Rate a diagnosis: the likeliest is what failed, other hypotheses may be, and the rest is good to know."""
-    if opinion in beside:
-        return INFO
-    failed = not verdict.ended_well and verdict.outcome is not RunOutcome.EFFECTS_ONLY
-    return FAIL if failed and (number == 0 or opinion.suspect.sure) else WARN
+def _is_same_process(one: LogLine, other: LogLine) -> bool:
+    return (one.file, one.rank) == (other.file, other.rank)
+
+
+# --- the facts of a host ------------------------------------------------------------------------------------------------
+
+
+def collect_deciding(log: Log, catalogue: Catalogue, python: str | None = None) -> Snapshot | None:
+    """Collect those facts of this host that the suspicions are to be held against; None where only the log can tell.
+
+    Args:
+        log: of a run.
+        catalogue: the checks to judge it by.
+        python: the Python in which training runs; None: the active environment's.
+    """
+    from ddpdoctor.probes.session import collect_facts, start_probes
+
+    suspected = _with_checks(verdict_of(log, catalogue).suspects, catalogue)
+    groups = set().union(*(check.groups for _, check in suspected if not by_log_alone(check)))
+    if not groups:
+        return None
+    quick, settings = not {"torch", "libraries"} & groups, settings_of(log, os.environ, catalogue)
+    return collect_facts(start_probes(python, quick=quick, settings=settings), groups | {"machine", "container"})
+
+
+def _held(
+    suspect: Suspect, check: Check, verdict: LogVerdict, log: Log, snapshot: Snapshot, *, watched: bool
+) -> HostCheck:
+    """Judge a suspect by the facts of a host."""
+    if by_log_alone(check):
+        words = "only a log shows it; no host's facts can decide it"
+        return HostCheck(standing=HostVerdict.NOT_TESTED, words=words)
+    facts = as_the_log_names(snapshot, suspect.sightings, check.catalogue)
+    (result,) = diagnose(facts, plan_for(facts, None), [check])
+    ahead = float(time.localtime().tm_gmtoff)
+    fitting = of_this_log(facts, log, suspect.sightings, ahead=ahead, watched=watched)
+    of_log = _found(result if fitting == facts else diagnose(fitting, plan_for(fitting, None), [check])[0])
+    standing, words = _standing(suspect, result, of_log, _hosts(suspect, verdict, log), log, facts)
+    return HostCheck(standing=standing, words=words, found=of_log or _found(result))
+
+
+def _found(result: Result) -> Finding | None:
+    """The first finding that is more than a note, unless all that the check gives is notes."""
+    usual = result.check.severity
+    return next(
+        (finding for finding in result.findings if (finding.severity or usual) is not INFO or usual is INFO), None
+    )
+
+
+def _standing(
+    suspect: Suspect, result: Result, of_log: Finding | None, hosts: Sequence[str], log: Log, snapshot: Snapshot
+) -> tuple[HostVerdict, str]:
+    """What a host's facts say of a suspicion. of_log: what was found that fits the log. hosts: of which that speaks."""
+    here = snapshot.host or "this host"
+    found = of_log or _found(result)
+    other = hosts[0] if hosts and snapshot.host and not _among(snapshot.host, hosts) else ""
+    if found and other:
+        return HostVerdict.NOT_TESTED, f"{here} has it too: {found.summary}; but the log speaks of {other}"
+    if found and (other := other_than_named(found, suspect.sightings)):
+        return HostVerdict.NOT_TESTED, f"{here} has this: {found.summary}; but the log speaks of {other}"
+    if of_log:
+        return HostVerdict.CONFIRMED, f"the log says {suspect.slug}, and so does {here}: {of_log.summary}"
+    if found:
+        words = f"it may be: {found.summary}; but neither process nor time shows that the log speaks of that"
+        return HostVerdict.NOT_TESTED, words
+    if other:
+        return HostVerdict.NOT_TESTED, f"the log speaks of {other}, and this is {here}: run it there"
+    looked = looked_at(snapshot, suspect.sightings, result.check.catalogue)
+    if result.not_tested:
+        reason = result.not_tested.reason
+        return HostVerdict.NOT_TESTED, f"{reason}; looked at {here}: {looked}" if looked else reason
+    if len(hosts) > 1:
+        words = f"{here} shows no sign of it; the log speaks of {listed(hosts)}, and doesn't tell which of them it is"
+        return HostVerdict.NOT_TESTED, words
+    if result.check.groups <= INSTALLED and _ran_in(snapshot, log):
+        return HostVerdict.CONTRADICTED, f"nothing that is installed on {here} shows a sign of it"
+    seen = f": {looked}" if looked else ""
+    words = f"{here} shows no sign of it now{seen}; it may have been otherwise while the run went on, or lie elsewhere"
+    return HostVerdict.NOT_CONFIRMED, words
+
+
+def _ran_in(snapshot: Snapshot, log: Log) -> bool:
+    """Whether the log's tracebacks go through the packages of the Python that was looked at."""
+    if isinstance(snapshot.target_python, Unknown):
+        return False
+    folders = tuple(f"{site_package}/" for site_package in snapshot.target_python.site_packages)
+    return any(frame.path.startswith(folders) for raised in log.raised for frame in raised.frames)
+
+
+def _hosts(suspect: Suspect, verdict: LogVerdict, log: Log) -> list[str]:
+    """List the hosts on which the log saw it: by its own lines, else the line that leads, else all of the log."""
+    lead = [verdict.lead.host] if verdict.lead else []
+    for hosts in ([sighting.line.host for sighting in suspect.sightings], lead, log.hosts):
+        known = (name for name in hosts if name and name != "localhost" and not name.startswith(TASK))
+        if named := list(dict.fromkeys(known)):
+            return named
+    return []
+
+
+def _among(host: str, others: Sequence[str]) -> bool:
+    here, *there = (name.partition(".")[0].lower() for name in (host, *others))
+    return here in there
 
 
 _NAME_SHAPES: Final = (
@@ -402,17 +373,12 @@ def other_than_named(finding: Finding, seen: Iterable[SignMatch]) -> str:
     """Return what the log names, where the finding speaks of others of that kind and not of it; else ""."""
     text = "\n".join((finding.summary, *(evidence.text for evidence in finding.evidence)))
     for word in dict.fromkeys(word.strip() for match in seen for word in match.words.values()):
-        shape = next(
-            (
-                candidate
-                for candidate in _NAME_SHAPES
-                if candidate.fullmatch(word) or candidate.fullmatch(word.partition(".")[0])
-            ),
-            None,
-        )
-        named = shape.match(word) if shape else None
-        if shape and named:
-            found = {thing["object"].lower() for thing in shape.finditer(text)}
-            if found and named["object"].lower() not in found:
-                return word
+        names = (word, word.partition(".")[0])
+        shape = next((shape for shape in _NAME_SHAPES if any(map(shape.fullmatch, names))), None)
+        if shape and (found := _objects(shape, text)) and not found & _objects(shape, word):
+            return word
     return ""
+
+
+def _objects(shape: re.Pattern[str], text: str) -> set[str]:
+    return {found["object"].lower() for found in shape.finditer(text)}

@@ -333,19 +333,11 @@ def count_oom_kills() -> int:
 def _host(log: Log, seconds: float, killed: int) -> Snapshot | None:
     """Collect this host's facts, as far as they decide on what the log suggests. seconds: that the run took."""
     from ddpdoctor.logs.analyze.kernel_kills import of_this_run
-    from ddpdoctor.logs.analyze.settings import settings_of
-    from ddpdoctor.logs.diagnosis import groups_that_decide
-    from ddpdoctor.probes.session import collect_facts, start_probes
+    from ddpdoctor.logs.diagnosis import collect_deciding
 
-    groups = groups_that_decide(log, _checks())
-    if not groups:
-        return None
     began = time.monotonic() - seconds
-    context = start_probes(
-        None, quick=not {"torch", "libraries"} & groups, settings=settings_of(log, os.environ, _checks())
-    )
-    found = collect_facts(context, groups | {"machine", "container"})
-    return of_this_run(found, time.monotonic() - began, killed)
+    host = collect_deciding(log, _checks())
+    return of_this_run(host, time.monotonic() - began, killed) if host else None
 
 
 def _in_a_line(ended: EndedCommand, log: Log, many: str) -> int:

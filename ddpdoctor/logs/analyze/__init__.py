@@ -6,7 +6,6 @@ __all__ = [
     "good_runs",
     "kernel_kills",
     "script_errors",
-    "settings",
     "sightings",
     "verdict",
 ]

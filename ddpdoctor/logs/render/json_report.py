@@ -12,7 +12,8 @@ from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.logs.analyze.good_runs import RunComparison
 from ddpdoctor.logs.analyze.verdict import RunOutcome
 from ddpdoctor.logs.diagnosis import Diagnosis, HostVerdict, LogJudgement
-from ddpdoctor.logs.render.words import headline, judged_as, noise, own_errors, unread
+from ddpdoctor.logs.render.headline import headline
+from ddpdoctor.logs.render.words import noise, own_errors, unread
 from ddpdoctor.report.contract import Report, build_report, mirror, with_explanations
 from ddpdoctor.report.reported_log import (
     HeldName,
@@ -57,7 +58,7 @@ def log_report(judgement: LogJudgement, *, with_facts: bool = False) -> Report:
         [judgement.examination],
         unread(judgement.log),
         with_facts=with_facts,
-        of_all=judged_as(judgement),
+        of_all=judgement.word,
     )
     report = with_explanations(report, judgement.explanations)
     # Without a host's facts nothing was passed, and nobody's host was judged.

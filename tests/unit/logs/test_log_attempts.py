@@ -13,7 +13,9 @@ from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
 from ddpdoctor.logs.diagnosis import judge_log
 from ddpdoctor.logs.match.wanted_signs import vocabulary
 from ddpdoctor.logs.reading import read_logs
-from ddpdoctor.logs.render.words import headline, other_attempts
+from ddpdoctor.logs.render.document import log_document
+from ddpdoctor.logs.render.headline import headline
+from ddpdoctor.report.terminal import text_of
 from tests.support.logs_by_hand import read
 
 
@@ -62,7 +64,7 @@ def test_the_last_attempt_leads_and_the_others_are_told() -> None:
     assert message(judgement.verdict) == "'lr'"
     assert (judgement.verdict.attempt, [message(one) for one in judgement.verdict.elsewhere]) == (2, ["flaky", "bad"])
     assert headline(judgement).endswith("; that was the last of 3 attempts")
-    assert other_attempts(judgement)[0][0] == "Attempt 0: rank 1 failed first: OSError: flaky"
+    assert "Attempt 0: rank 1 failed first: OSError: flaky  (" in text_of(log_document(judgement), 300)
     assert judgement.log.exited[-1].pid == 13, "what follows is told of that attempt alone"
 
 
@@ -164,7 +166,7 @@ def test_what_slurm_starts_again_is_another_attempt() -> None:
     more = STEPS.replace("step", "Step")
     judgement = judge_log(read(STEPS + REQUEUED + more + fell(0, "KeyError", "'lr'")), catalogue())
     found = judgement.verdict
-    assert other_attempts(judgement)[0][0].startswith("Attempt 0: it was ended from outside: slurmstepd: error: ***")
+    assert "Attempt 0: it was ended from outside: slurmstepd: error: ***" in text_of(log_document(judgement), 300)
     assert (found.attempt, message(found), found.elsewhere[0].outcome) == (1, "'lr'", RunOutcome.STOPPED)
     assert verdict_of(read(STEPS + REQUEUED + more), catalogue()).outcome is RunOutcome.NOTHING
     assert verdict_of(read(STEPS + REQUEUED), catalogue()).outcome is RunOutcome.STOPPED

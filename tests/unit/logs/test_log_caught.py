@@ -7,7 +7,7 @@ import pytest
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.logs.diagnosis import judge_log
-from ddpdoctor.logs.render.words import headline
+from ddpdoctor.logs.render.headline import headline
 from tests.support.logs_by_hand import read
 
 HEAD = "epoch 1 done\n"

@@ -8,7 +8,7 @@ from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.log import LogLine
 from ddpdoctor.logs.analyze.verdict import verdict_of
 from ddpdoctor.logs.diagnosis import judge_log
-from ddpdoctor.logs.render.words import headline
+from ddpdoctor.logs.render.headline import headline
 from tests.support.logs_by_hand import read
 
 OLD = "[2026-11-22 10:20:02,102] torch.distributed.run: [WARNING] the launcher's own word\n"

@@ -7,7 +7,7 @@ import pytest
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
 from ddpdoctor.logs.diagnosis import judge_log
-from ddpdoctor.logs.render.words import headline
+from ddpdoctor.logs.render.headline import headline
 from tests.support.logs_by_hand import read
 
 STEPS = "".join(f"step {step} loss 0.1\n" for step in range(20))

@@ -7,8 +7,9 @@ import pytest
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.logs.diagnosis import LogJudgement, judge_log
 from ddpdoctor.logs.render.document import log_document
+from ddpdoctor.logs.render.headline import headline
 from ddpdoctor.logs.render.next_steps import next_steps
-from ddpdoctor.logs.render.words import headline, more
+from ddpdoctor.logs.render.words import more
 from ddpdoctor.report.terminal import text_of
 from tests.support.logs_by_hand import read
 

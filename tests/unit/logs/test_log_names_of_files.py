@@ -6,7 +6,7 @@ import pytest
 
 from ddpdoctor.facts.log import LogFile
 from ddpdoctor.logs.analyze.sightings import common_folder
-from ddpdoctor.logs.render.words import name_files as named
+from ddpdoctor.logs.render.document import name_files as named
 
 RANKS = ("/tmp/torchelastic_x/r/attempt_0/0/stderr.log", "/tmp/torchelastic_x/r/attempt_0/1/stderr.log")
 

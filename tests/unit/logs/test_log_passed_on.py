@@ -8,7 +8,7 @@ from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.logs.analyze.failures import failures_of
 from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
 from ddpdoctor.logs.diagnosis import judge_log
-from ddpdoctor.logs.render.words import headline
+from ddpdoctor.logs.render.headline import headline
 from tests.support.logs_by_hand import read
 
 

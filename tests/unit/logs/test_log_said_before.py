@@ -6,8 +6,8 @@ from ddpdoctor.base.log_signs import SignRole
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
 from ddpdoctor.logs.diagnosis import judge_log
+from ddpdoctor.logs.render.headline import headline
 from ddpdoctor.logs.render.next_steps import next_steps
-from ddpdoctor.logs.render.words import headline
 from tests.support.logs_by_hand import exited, line, log, raised, seen
 
 WORDS = "ERROR train: dataset manifest is corrupt"

@@ -8,7 +8,7 @@ from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.log import Log
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.logs.analyze.verdict import LogVerdict, verdict_of
-from ddpdoctor.logs.diagnosis import confirm
+from ddpdoctor.logs.diagnosis import judge_log
 from tests.support.logs_by_hand import read
 
 LABELLED = """{n}: step {n} 1.5
@@ -68,9 +68,16 @@ def test_several_tasks_are_told_apart_by_their_numbers() -> None:
     assert found.lead is not None
     assert (found.lead.rank, found.lead.host) == (9, "task 1")
     assert log.ranks == (0, 1, 8, 9)
-    assert all(
-        "the log speaks of" not in held.words for held in confirm(found, Snapshot(host="node1", log=log), catalogue())
-    )
+
+
+def test_a_task_is_no_host_of_which_the_log_speaks() -> None:
+    full = "RuntimeError: unable to open shared memory object </torch_4242_1> in read-write mode: No space left on device (28)"
+    ranks = ((1, 9), (0, 0), (1, 8), (0, 1))
+    log, _ = judged("".join(LABELLED.format(n=n, rank=rank, error=full if rank == 9 else LOST) for n, rank in ranks))
+    (opinion,) = judge_log(log, catalogue(), Snapshot(host="node1")).opinions
+    assert opinion.held is not None
+    assert opinion.suspect.sightings[0].line.host == "task 1"
+    assert "the log speaks of" not in opinion.held.words
 
 
 def test_where_each_task_is_a_rank_the_number_still_is() -> None:

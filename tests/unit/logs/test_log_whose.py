@@ -8,7 +8,7 @@ from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.log import Log
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
 from ddpdoctor.logs.diagnosis import judge_log
-from ddpdoctor.logs.render.words import headline
+from ddpdoctor.logs.render.headline import headline
 from tests.support.logs_by_hand import read
 
 LOST = "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.2]:42145"
