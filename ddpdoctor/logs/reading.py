@@ -8,6 +8,7 @@ import select
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -87,15 +88,23 @@ def read_stream(
     unwrapped = Unwrapped()
     gathered.begins(name)
     scan = FileScan(vocabulary, gathered, len(gathered.files), place or place_of(name), unwrapped.number)
-    compressed, problem, first, raw = False, "", b"", _Counted()
+    compressed, problem, first, size = False, "", b"", 0
+
+    def counted(pieces: Iterator[bytes]) -> Iterator[bytes]:
+        nonlocal size
+        for piece in pieces:
+            size += len(piece)
+            yield piece
+
     try:
         pieces = _together(_pieces(stream, most, lambda done: progress(name, done, most or 0)))
         first = next(pieces, b"")
         compressed = first.startswith(GZIP)
         is_whole = len(first) == most or len(first) < FIRST_PIECE_BYTES
         if is_whole and (kind := kind_of_text(first)):
-            problem, raw.bytes, first = f"this is {kind}, and no log of a run", len(first), b""
-        for piece in _lines(raw.of(unpacked(_with(first, pieces)) if compressed else _with(first, pieces)), unwrapped):
+            problem, size, first = f"this is {kind}, and no log of a run", len(first), b""
+        pieces = chain([first], pieces)
+        for piece in _lines(counted(unpacked(pieces) if compressed else pieces), unwrapped):
             problem = problem or ("" if scan.bytes or is_text(piece[:SAMPLE_BYTES]) else NO_TEXT)
             scan.feed(piece)
     except (OSError, DamagedArchive) as error:
@@ -103,11 +112,11 @@ def read_stream(
     scan.end()
     if scan.left_out:
         gathered.notes.append(_left_out(name, sorted(map(unwrapped.number, scan.left_out))))
-    problem = problem or (NO_TEXT if raw.bytes and not scan.bytes else "")
+    problem = problem or (NO_TEXT if size and not scan.bytes else "")
     if problem == NO_TEXT and (packed := how_to_unpack(first, name)):
         problem = f"{NO_TEXT}: {packed}"
     gathered.files.append(
-        LogFile(name=name, bytes=raw.bytes, lines=unwrapped.number(scan.lines), compressed=compressed, problem=problem)
+        LogFile(name=name, bytes=size, lines=unwrapped.number(scan.lines), compressed=compressed, problem=problem)
     )
 
 
@@ -146,18 +155,6 @@ def _may_be_log(path: Path) -> bool:
     return sample.startswith(GZIP) or bool(encoding_of(sample)) or is_text(sample)
 
 
-class _Counted:
-    """The count of bytes that came, before they were decoded."""
-
-    def __init__(self) -> None:
-        self.bytes = 0
-
-    def of(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
-        for piece in pieces:
-            self.bytes += len(piece)
-            yield piece
-
-
 def _pieces(stream: BinaryIO, most: int | None, told: Callable[[int], None]) -> Iterator[bytes]:
     done = 0
     while most is None or done < most:
@@ -171,11 +168,6 @@ def _pieces(stream: BinaryIO, most: int | None, told: Callable[[int], None]) -> 
             return
         done += len(piece)
         yield piece
-
-
-def _with(first: bytes, pieces: Iterator[bytes]) -> Iterator[bytes]:
-    yield first
-    yield from pieces
 
 
 def _together(pieces: Iterator[bytes]) -> Iterator[bytes]:
@@ -195,11 +187,11 @@ def _lines(pieces: Iterator[bytes], unwrapped: Unwrapped) -> Iterator[bytes]:
     """Yield plain text, whatever the pieces are written in."""
     first = next(pieces, b"")
     if encoding := encoding_of(first[:FIRST_PIECE_BYTES]):
-        pieces = decoded(_with(first, pieces), encoding)
+        pieces = decoded(chain([first], pieces), encoding)
         first = next(pieces, b"")
-    pieces = with_newlines(without_holes(_with(first, pieces)))
+    pieces = with_newlines(without_holes(chain([first], pieces)))
     first = next(pieces, b"")
-    whole = _with(first, pieces)
+    whole = chain([first], pieces)
     return unwrapped.lines(whole) if is_objects(first) else whole
 
 

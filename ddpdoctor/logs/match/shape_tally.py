@@ -28,13 +28,6 @@ _BUCKETS: Final = 64
 MIN_EVEN_BUCKETS: Final = 4
 _MAX_GAP: Final = 3.0
 """Times the mean distance that a line that recurs evenly may leave out."""
-_MASK_OF_EVEN: Final = (
-    (0x3333333333333333, 1),
-    (0x0F0F0F0F0F0F0F0F, 2),
-    (0x00FF00FF00FF00FF, 4),
-    (0x0000FFFF0000FFFF, 8),
-    (0x00000000FFFFFFFF, 16),
-)
 
 LineAt = Callable[[bytes, int], LogLine]
 """Makes a line of a file's bytes and its number."""
@@ -114,9 +107,8 @@ class ShapeTally:
                 shape_count.times += times
                 if shape_count.mark in self._watched:
                     lines = lines or block.split(b"\n")
-                    shape_count.last = _the_later(
-                        shape_count.last, line_at(lines[last[key]].rpartition(b"\r")[2], number + last[key])
-                    )
+                    latest = line_at(lines[last[key]].rpartition(b"\r")[2], number + last[key])
+                    shape_count.last = max(latest, shape_count.last or latest, key=lambda line: line.order)
         self._note_places(keys, self._lines + number - 1)
         self._tail = [*self._tail, *(key for key in keys[-CLOSING_LINES:] if key != _BLANK)][-CLOSING_LINES:]
         self._here = number - 1 + len(keys)
@@ -194,11 +186,4 @@ _BLANK: Final = hash(b"")
 
 def _halved(buckets: int) -> int:
     """Put each two neighbouring bits together."""
-    bits = (buckets | buckets >> 1) & 0x5555555555555555
-    for mask, distance in _MASK_OF_EVEN:
-        bits = (bits | bits >> distance) & mask
-    return bits
-
-
-def _the_later(one: LogLine | None, other: LogLine) -> LogLine:
-    return other if one is None or other.order >= one.order else one
+    return int(f"{buckets | buckets >> 1:0{_BUCKETS}b}"[1::2], 2)

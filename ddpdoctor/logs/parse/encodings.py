@@ -27,7 +27,7 @@ _OTHERS: Final = ("stream", "record", "ingestionTime")
 """What an object of a logger or a collector may have in place of a level or a time in words: loguru's, CloudWatch's."""
 _RANKS: Final = ("rank", "RANK", "global_rank")
 _EXCEPTIONS: Final = ("exc", "exc_info", "exception", "traceback", "stack_trace", "error.stack_trace", "error", "err")
-_BEFORE_OBJECT: Final = re.compile(rb"(?:\d{4}-\d\d-\d\dT\S{8,30} std(?:out|err) F |\x1e)(?=\{)")
+_BEFORE_OBJECT: Final = re.compile(rb"(?:\d{4}-\d\d-\d\dT\S{8,30} std(?:out|err) F |\x1e)?(?=\{)")
 """What stands before an object: a container runtime's label, or the mark of a sequence of JSON texts."""
 _OF_DOCKER: Final = re.compile(rb"[\x01\x02]\0{4}[\0-\xff]{3}")
 """What its daemon puts before each text where nobody has taken both streams apart: which of them, and how long it is."""
@@ -52,18 +52,15 @@ class _Docker(msgspec.Struct):
 _DOCKER: Final = msgspec.json.Decoder(_Docker)
 
 
-def mark_of(sample: bytes) -> str:
-    """Name the encoding of a byte order mark at the beginning; "" where there is none."""
-    return next((name for mark, name in _MARKS if sample.startswith(mark)), "")
-
-
 def encoding_of(sample: bytes) -> str:
     """Name the encoding by its mark; also that of a text in UTF-16 whose beginning is elsewhere: most of its letters
     have a NUL before them, or all behind them. "" of UTF-8, and of what isn't known."""
+    if marked := next((name for mark, name in _MARKS if sample.startswith(mark)), ""):
+        return marked
     half = len(sample) // 2
     before, behind = sample[::2].count(0), sample[1::2].count(0)
     most = half >= _MIN_LETTERS and max(before, behind) * 2 > half and min(before, behind) * 20 < half
-    return mark_of(sample) or (("utf-16-le" if behind > before else "utf-16-be") if most and is_text(sample) else "")
+    return ("utf-16-le" if behind > before else "utf-16-be") if most and is_text(sample) else ""
 
 
 def decoded(pieces: Iterator[bytes], encoding: str) -> Iterator[bytes]:
@@ -151,10 +148,8 @@ class Unwrapped:
 
 def _object(line: bytes) -> tuple[bytes, list[str] | None]:
     """Split an object into its label and what it says."""
-    before = None if line.startswith(b"{") else _BEFORE_OBJECT.match(line)
-    if len(line) > _MAX_OBJECT_BYTES or not (before or line.startswith(b"{")):
-        return b"", None
-    return (before[0].strip(b"\x1e"), _lines_of(line[before.end() :])) if before else (b"", _lines_of(line))
+    before = _BEFORE_OBJECT.match(line) if len(line) <= _MAX_OBJECT_BYTES else None
+    return (before[0].strip(b"\x1e"), _lines_of(line[before.end() :])) if before else (b"", None)
 
 
 def _lines_of(line: bytes) -> list[str] | None:

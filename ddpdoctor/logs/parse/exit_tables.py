@@ -25,6 +25,7 @@ _OF_OLD: Final = ("Root Cause:", "Other Failures:")
 _FIELD: Final = re.compile(r"  (?P<name>time|host|rank|exitcode|error_file|traceback|msg) *:(?: (?P<value>.*))?$")
 _MESSAGE: Final = re.compile(r'\s+"message": "(?P<said>[A-Za-z_][\w.]*(?::.*)?)",?$')
 """Of an error file, which torch 1.9 put into its table as it was."""
+_EXCEPTION: Final = re.compile(r"  (?!File |During |The above)[A-Za-z_][\w.]*(?::|\s*$)")
 _ENTRY: Final = re.compile(r"\[\d+\]:$")
 _BORDER: Final = re.compile(r"[=*]{8,}\s*$")
 _SECTION: Final = re.compile(r"-{8,}\s*$")
@@ -124,29 +125,21 @@ class ExitTable:
     def rest(self) -> ProcessExit | None:
         """Return the entry that the log breaks off in; of the one that failed first it is told even where its exit
         code is missing."""
-        rank = int(self._mpi) if self._mpi else self.rank
-        host, local = self.host, _RANK.match(self._fields.get("rank", ""))
-        if (done := self._entry()) or self._told or not (self._first or self._mpi):
-            return done
-        return ProcessExit(
+        found = _RANK.match(self._fields.get("rank", ""))
+        cut = ProcessExit(
             line=self._line,
             said_by="mpirun" if self._mpi else "torchrun",
-            rank=rank,
-            local_rank=int(local["local"]) if local else None,
-            host=host,
+            rank=int(self._mpi) if self._mpi else self.rank,
+            local_rank=int(found["local"]) if found else None,
+            host=self.host,
             first=True,
         )
+        return self._entry() or (cut if (self._first or self._mpi) and not self._told else None)
 
     def _note(self, text: str) -> None:
         """Note what an entry says: of a traceback in the table the line with the exception."""
-        if (
-            text.startswith("  ")
-            and not text[2:3].isspace()
-            and not text.lstrip().startswith(("File ", "During ", "The above"))
-        ):
-            stripped = text.strip()
-            if re.match(r"[A-Za-z_][\w.]*(?::|$)", stripped):
-                self._last_words = stripped[:500]
+        if _EXCEPTION.match(text):
+            self._last_words = text.strip()[:500]
 
     def _mpi_code(self, line: LogLine) -> ProcessExit | None:
         found = _MPI_CODE.match(line.text)
