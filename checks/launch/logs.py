@@ -69,6 +69,46 @@ def ssh_login_failed(log: Log, seen: Sequence[SignMatch]) -> Finding:
     )
 
 
+@log_check("mpirun-slots", severity=FAIL, owner=Owner.USER)
+def mpirun_slots(log: Log, seen: Sequence[SignMatch]) -> Finding:
+    """mpirun has fewer slots than the processes that it is to start.
+
+    ## What breaks
+    mpirun, or what calls it (horovodrun, torchpack), ends before any process of the run has begun.
+
+    ## Why
+    Open MPI starts one process for each slot, and has as many as a host file, `--host` or the scheduler tells it, or else the cores of this
+    host. More were asked for; a host was named without its number, which is one slot; or the launcher is another MPI, or an old one,
+    which takes `host:4` for a name.
+
+    ## Fix
+    Ask for as many processes as there are GPUs, and name the slots: `mpirun -np 8 --host node1:4,node2:4 ...`, or a host file with lines such
+    as `node1 slots=4`. Under Slurm or PBS ask the scheduler for that many tasks. `--oversubscribe` starts more processes than there are slots.
+    """
+    host, wanted = word(seen, "host"), word(seen, "wanted")
+    if host:
+        slots = word(seen, "slots")
+        return Finding.of(
+            f"The launcher takes {host}:{slots} for a host's name: it doesn't know that {slots} is the number of slots",
+            Fix("See which MPI it is: Open MPI knows host:slots", ("mpirun --version",)),
+            Fix(
+                "Or give the number in a host file, which older ones know, too",
+                (f"echo {shlex.quote(f'{host} slots={slots}')} > hosts", "mpirun --hostfile hosts ..."),
+            ),
+        )
+    number = wanted or "N"
+    return Finding.of(
+        f"mpirun is to start {f'{wanted} processes' if wanted else 'more processes'}, and has not enough slots for them",
+        Fix(
+            "See how many GPUs there are, and ask for no more processes: mpirun -np, horovodrun -np", ("nvidia-smi -L",)
+        ),
+        Fix(
+            "If there are enough, tell mpirun so, in all for as many as it is to start",
+            (f"mpirun -np {number} --host localhost:{number} ...",),
+        ),
+    )
+
+
 @log_check("wandb-unusable", severity=FAIL, owner=Owner.USER)
 def wandb_unusable(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """Weights & Biases can't be used where the run is.

@@ -90,7 +90,7 @@ def ib_device_missing_in_container(log: Log, seen: Sequence[SignMatch]) -> Findi
     )
 
 
-REFUSED = "Got completion from peer"
+REFUSED = ("Got completion from peer", "Call to ibv_reg_")
 
 
 @log_check("gdr-disabled", severity=WARN, owner=Owner.NODE)
@@ -108,7 +108,7 @@ def gdr_disabled(log: Log, seen: Sequence[SignMatch]) -> Finding:
     ## Fix
     As root `modprobe nvidia-peermem`, and for the next boot `echo nvidia-peermem > /etc/modules-load.d/nvidia-peermem.conf`.
     """
-    if all(match.sign == REFUSED for match in seen):
+    if all(match.sign in REFUSED for match in seen):
         return Finding.of(
             "A network card was refused access to memory: GPU Direct RDMA may be broken, or an IOMMU in between",
             Fix("See whether it goes without GPU Direct RDMA, through the host", ("export NCCL_NET_GDR_LEVEL=LOC",)),

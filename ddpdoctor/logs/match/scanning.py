@@ -13,7 +13,7 @@ from ddpdoctor.logs.match.line_judge import MAX_LINE_BYTES, LineJudge, Spot
 from ddpdoctor.logs.match.repeated_lines import MAX_ENTRIES, Routine, key_of
 from ddpdoctor.logs.match.streams import LogStream
 from ddpdoctor.logs.match.vocabulary import Vocabulary
-from ddpdoctor.logs.parse.encodings import colourless
+from ddpdoctor.logs.parse.encodings import colourless, margin_of
 from ddpdoctor.logs.parse.file_names import LinePlace, uncontradicted
 from ddpdoctor.logs.parse.labels import OF_TORCHRUN, Labelled, StyleFinder
 
@@ -67,6 +67,8 @@ class FileScan:
         """Where in the bytes at hand the block begins; what is before it was searched already."""
         self._within = False
         """The block begins within a line."""
+        self._margin: re.Pattern[bytes] | None = None
+        """What stands before each line, as far as the first block shows."""
         self._ends = False
         """What is left is the last: all of it is read, routine or not."""
         self._head = Labelled("")
@@ -111,6 +113,10 @@ class FileScan:
         """Whole lines, or a part of one that is longer than a block."""
         ends_line = new.endswith(b"\n")
         plain = colourless(new)
+        if not self.lines and not self._within:
+            self._margin = margin_of(plain)
+        if self._margin:
+            plain = self._margin.sub(b"", plain)
         text = self._context + plain
         start = self._begin = len(self._context)
         self._judge.place = uncontradicted(self._judge.place, plain)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import os
 import re
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ _OF_DOCKER: Final = re.compile(rb"[\x01\x02]\0{4}[\0-\xff]{3}")
 """What its daemon puts before each text where nobody has taken both streams apart: which of them, and how long it is."""
 _SAMPLE_BYTES: Final = 1 << 16
 """Bytes in which they are looked for."""
+_WITH_WORDS: Final = re.compile(rb"(?m)^([ \t>]*)[^\n]*?[A-Za-z]")
 _MIN_LETTERS: Final = 16
 """Letters of a text that is known for UTF-16 without a mark."""
 _MAX_OBJECT_BYTES: Final = 1 << 20
@@ -213,6 +215,19 @@ def colourless(text: bytes) -> bytes:
     # Going backwards takes Python a quarter of the time.
     text = _SPELLED_OUT.sub(b"", text) if text.rfind(_RESET) >= 0 else text
     return _BOLD.sub(rb"\1", text) if text.rfind(b"\n**") >= 0 or text.startswith(b"**") else text
+
+
+def margin_of(text: bytes) -> re.Pattern[bytes] | None:
+    """Find the indentation, or the marks of a quotation, that all lines with words in them have in common, as of what was pasted into a report."""
+    common = b""
+    for number, found in enumerate(_WITH_WORDS.finditer(text)):
+        common = os.path.commonprefix((common, found[1])) if number else found[1]
+        if not common:
+            return None
+    if not common:
+        return None
+    bare = common.rstrip()
+    return re.compile(rb"(?m)^(?:%b%b)" % (re.escape(common), rb"|%b$" % re.escape(bare) if bare else b""))
 
 
 def is_text(sample: bytes) -> bool:

@@ -137,9 +137,10 @@ _KERNEL: Final = re.compile(r"(?P<host>[A-Za-z0-9][\w.-]*) (?=kernel: )")
 _IN_TEXT: Final = re.compile(
     r"\[Rank[ :](?P<rank>\d{1,6})\]|\[PG [^\]]* Rank (?P<pg>\d{1,6})\]"
     r"|\[RankMon(?:itor)?Server(?:\d+@(?P<host>[\w.-]{1,253}))?:(?P<monitored>\d{1,6})\]"
+    r"|\[(?P<crashed>[\w.-]{1,253}):\d{1,10} *(?::\d{1,10}){1,2}\] *Caught signal \d"
     r"|\[(?P<node>[\w.-]{1,253})\] \[workload:(?:(?P<workload>\d{1,6})|\?)\("
 )
-"""The last ones are how NVRx's monitor of each rank calls itself, and what stands in each of its lines since: a node, and a rank if it is one's."""
+"""The third is UCX's handler of signals, which may write into another's line. The others behind are how NVRx's monitor of each rank calls itself, and what stands in each of its lines since: a node, and a rank if it is one's."""
 _MAX_LABELS: Final = 5
 TASK: Final = "task "
 """Before the number of an srun task, in the place of the host that it runs on."""
@@ -236,7 +237,7 @@ def unlabelled(line: str, style: Style = Style()) -> Labelled:  # noqa: B008 (im
         host = host or found["host"]
     if rank is None and (found := _IN_TEXT.search(line, 0, 400)):
         number = found["rank"] or found["pg"] or found["monitored"] or found["workload"]
-        named = found["host"] or found["node"] or ""
+        named = found["host"] or found["crashed"] or found["node"] or ""
         rank, host = int(number) if number else None, named if host.startswith(TASK) and named else host or named
     return Labelled(line, rank, local_rank, host, time, said_by, logger, ahead)
 
