@@ -50,6 +50,31 @@ def rdzv_connect_failed(log: Log, seen: Sequence[SignMatch]) -> Finding:
     )
 
 
+@log_check("stale-store-counts", severity=FAIL, owner=Owner.USER)
+def stale_store_counts(log: Log, seen: Sequence[SignMatch]) -> Finding:
+    """The store still counts the ranks of an earlier attempt.
+
+    ## What breaks
+    After torchrun has started the ranks again, they wait until the timeout in a "store based barrier": more workers are counted there than the
+    run has.
+
+    ## Why
+    The barrier wants to count exactly as many as there are ranks. What the ranks of the attempt before have left in the store is counted with
+    them, where the store outlived that attempt: torchrun's agent or a process that wasn't ended has it.
+
+    ## Fix
+    Mend what ended the attempt before: its words stand above. Until then start without new attempts (`--max-restarts=0`), and end what is left
+    of the run before you start it again. Newer releases of torch keep the counts of attempts apart.
+    """
+    came, wanted = word(seen, "came"), word(seen, "wanted")
+    return Finding.of(
+        f"The store counts {came} workers where the run has {wanted}: those of an earlier attempt, it seems, are among them",
+        Fix("Look further up for what ended the attempt before: that is the cause of this one's end, too"),
+        Fix("Let a failed attempt be the last one", ("torchrun --max-restarts=0 ...",)),
+        Fix("Before the next start, look on each host for processes that the run has left", ("ddpdoctor zombies",)),
+    )
+
+
 @log_check("rdzv-own-name-unreachable", severity=FAIL, owner=Owner.NODE)
 def rdzv_own_name_unreachable(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """torchrun can't reach itself under its own hostname.

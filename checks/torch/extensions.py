@@ -8,6 +8,7 @@ from itertools import islice
 from shlex import quote
 
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix, Owner
+from ddpdoctor.base.log_signs import SignRole
 from ddpdoctor.base.text import listed
 from ddpdoctor.base.unknown import Maybe, if_known, known
 from ddpdoctor.engine.log_traits import Particulars
@@ -59,7 +60,18 @@ def _is_of_own_script(one: SignMatch, log: Log) -> bool:
     return raised is not None and bool(raised.frames) and raised.own == raised.frames[-1]
 
 
-@check("extension-abi-mismatch", severity=FAIL, owner=Owner.USER, log=LogTraits(refuted=_is_of_own_script))
+def _is_of_another(seen: SignMatch, log: Log) -> bool:
+    """Whether the module is the script's own, or one that another rank was to build, and could not."""
+    missing = "/torch_extensions/" in seen.line.text and ": cannot open shared object file" in seen.line.text
+    built = (
+        missing
+        and seen.role is SignRole.HINTS
+        and any(raised.message.startswith("Error building extension '") for raised in log.raised)
+    )
+    return built or _is_of_own_script(seen, log)
+
+
+@check("extension-abi-mismatch", severity=FAIL, owner=Owner.USER, log=LogTraits(refuted=_is_of_another))
 def extension_abi_mismatch(extensions: Extensions, target_python: TargetPython, torch: Torch) -> Iterator[Finding]:
     """A compiled extension was built for another torch, CUDA or Python.
 

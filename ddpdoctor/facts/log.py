@@ -99,6 +99,8 @@ class LoggedException(msgspec.Struct, frozen=True, kw_only=True):
     times: int = 1
     below: int = 0
     """Lines behind its own that are surely its message's, or its C++ stack."""
+    reason: LogLine | None = None
+    """The line behind it that tells why, where one says that it does."""
     announced: str = ""
     """The line right before it, where that says that the process may go on: "Exception in thread ...", a logger's ERROR."""
 

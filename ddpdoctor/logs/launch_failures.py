@@ -31,6 +31,15 @@ FAILED: Final = "failed (exitcode: "
 """By which a launcher of torchrun's tells once in each attempt that a rank of its own failed."""
 REQUEUED: Final = compile_lazily(r"DUE TO (?:JOB REQUEUE|NODE FAILURE|PREEMPTION)")
 """Slurm's reasons for which it may start a job again, whose output goes to the same file with --open-mode=append."""
+_PROGRAM: Final = r"([\w.+-]*[\w./+-]*\w)"
+_QUOTED: Final = rf"[\u2018'`\"]?{_PROGRAM}[\u2019'\"]?"
+_NO_PROGRAM: Final = compile_lazily(
+    r"(?:^|: )([\w.+-]+): command not found(?!: )|: command not found: ([\w.+-]+)"
+    rf"|\bexecve\(\): {_PROGRAM}: No such file or directory|{_QUOTED}: executable file not found in \$PATH"
+    rf"|^\S+: \d+: (?:exec: )?{_PROGRAM}: not found$"
+    rf"|(?:(?:^|[\s/])env:|: failed to (?:run command|execute)|: execution of) {_QUOTED}: No such file or directory"
+)
+"""Shells, slurmstepd, container runtimes, and the tools that start a program for others."""
 _ATTEMPT: Final = compile_lazily(r"(?:^|[/_-])attempt_(\d+)(?:/|$)")
 _GIVES_UP: Final = compile_lazily("|".join(map(re.escape, GIVES_UP)))
 
@@ -43,6 +52,11 @@ def gives_up(text: str) -> bool:
 def is_of_launching(text: str) -> bool:
     """Whether the line is about the processes' start, before any rank could say something."""
     return gives_up(text) or any(word in text for word in BESIDE_GIVING_UP)
+
+
+def programs_missing(text: str) -> list[str]:
+    """Name the programs that could not be started, since nobody finds them."""
+    return [next(filter(None, found.groups())) for found in _NO_PROGRAM.finditer(text)]
 
 
 def attempt_of_file(name: str) -> int | None:

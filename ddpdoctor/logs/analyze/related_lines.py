@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 from ddpdoctor.facts.log import Log, LoggedException, LogLine
-from ddpdoctor.logs.exceptions import is_cut, is_of_a_tool
+from ddpdoctor.logs.exceptions import NAMED, is_cut, is_of_a_tool
 from ddpdoctor.logs.launch_failures import is_of_launching
 
 MAX_LINES_BEHIND: Final = 12
 """Lines of the file."""
 MAX_LINES: Final = 2
 _OF_NCCL: Final = re.compile(
-    r"NCCL error|unhandled (?:cuda|system) error|nccl[A-Za-z]{1,40}Error|Ascend collective communication|call hccl api failed"
+    r"NCCL error|unhandled (?:cuda|system) error|nccl[A-Za-z]{1,40}Error|Ascend collective communication|call hccl api failed|HCCL (?:function )?error"
 )
 """What says in general that NCCL, or Ascend's HCCL, failed: which error it was stands on other lines."""
-_GENERAL: Final = re.compile(r"\s*nccl\w+: |.*NCCL error")
+_GENERAL: Final = re.compile(r"\s*nccl\w+: |.*(?:NCCL error|call hccl api failed)")
 """Only which kind of error it is."""
 _WARNS: Final = "NCCL WARN"
 _INFORMS: Final = "NCCL INFO"
+_BUILD: Final = "Error building extension '"
+_OF_COMPILER: Final = re.compile(
+    r"(?:^|[\s:])(?:fatal )?error(?: [A-Z]+\d+)?\s*: (?!linker command failed|subprocess-exited|command |ld returned)|\b(?:nvcc|ptxas) +(?:fatal|error) *:"
+)
+"""An error with its reason, as compilers, linkers and nvcc write it."""
+MAX_LINES_OF_BUILD: Final = 400
+"""Lines before or behind the exception of a build in which the compiler's own words stand."""
 _MAY_BE_NCCLS: Final = re.compile(r"nccl|[Ww]atchdog|ProcessGroup|SIGABRT|Signal 6\b", re.IGNORECASE)
 
 
@@ -27,6 +35,8 @@ def more_of(lead: LogLine | None, raised: LoggedException | None, log: Log) -> t
     """Find the lines that say which node was lost, what NCCL's error was, or what came of a program's failure."""
     if lead is None:
         return ()
+    if raised and (is_of_a_tool(raised) or raised.message.startswith(_BUILD)) and (said := _of_compiler(raised, log)):
+        return said
     if raised and raised.chained and is_of_a_tool(raised):
         later = [
             exception
@@ -36,6 +46,8 @@ def more_of(lead: LogLine | None, raised: LoggedException | None, log: Log) -> t
         return tuple(
             exception.line for exception in later if 0 < exception.began.number - raised.line.number <= MAX_LINES_BEHIND
         )[:1]
+    if raised and raised.reason:
+        return (raised.reason,)
     text = raised.message if raised else lead.text
     errors = [error for error in log.errors if error.number != lead.number or error.file != lead.file]
     behind = [
@@ -44,7 +56,7 @@ def more_of(lead: LogLine | None, raised: LoggedException | None, log: Log) -> t
     if is_of_launching(text):
         return tuple(log_line for log_line in behind if is_of_launching(log_line.text))[:MAX_LINES]
     if not _OF_NCCL.search(text):
-        return ()
+        return _right_before(raised, errors)
     own = [log_line for log_line in behind if log_line.rank in (None, lead.rank) and log_line.host in ("", lead.host)]
     # Another error's, with its own word, may follow.
     until = min(
@@ -55,6 +67,26 @@ def more_of(lead: LogLine | None, raised: LoggedException | None, log: Log) -> t
     warnings = [error for error in errors if _WARNS in error.text and error.rank in (None, lead.rank)]
     nearest = sorted(warnings, key=lambda warning: (warning.file != lead.file, abs(warning.number - lead.number)))
     return tuple(told[:MAX_LINES] or nearest[:1])
+
+
+def _right_before(raised: LoggedException | None, errors: Sequence[LogLine]) -> tuple[LogLine, ...]:
+    """Find an exception without a traceback right above one with it: what C says there, Python only passes on."""
+    if raised is None or is_cut(raised):
+        return ()
+    above = [error for error in errors if error.stream == raised.began.stream and NAMED.match(error.text)]
+    return tuple(error for error in above if 0 < raised.began.number - error.number <= MAX_LINES)[-1:]
+
+
+def _of_compiler(raised: LoggedException, log: Log) -> tuple[LogLine, ...]:
+    """Find the first error of a build: the others follow from it, as does what ninja, make and the caller say."""
+    first, last = raised.began.number - MAX_LINES_OF_BUILD, raised.line.number + MAX_LINES_OF_BUILD
+    return tuple(
+        error
+        for error in log.errors
+        if (error.file, error.rank) in {(raised.line.file, raised.line.rank), (raised.line.file, None)}
+        and first <= error.number <= last
+        and _OF_COMPILER.search(error.text)
+    )[:1]
 
 
 def nccl_may_say_more(lead: LogLine | None, raised: LoggedException | None, log: Log, end: str) -> bool:

@@ -26,7 +26,7 @@ from ddpdoctor.logs.analyze.suspects import Suspect as Suspect
 from ddpdoctor.logs.analyze.timeline import Timeline, says_much
 from ddpdoctor.logs.analyze.timeouts import hypotheses
 from ddpdoctor.logs.exceptions import NAMED, is_alike, is_cut, is_of_launcher, kind_of
-from ddpdoctor.logs.launch_failures import TERMINATIONS
+from ddpdoctor.logs.launch_failures import TERMINATIONS, programs_missing
 from ddpdoctor.logs.parse.exits import RAY_TRAIN
 
 MAX_LINES_TO_LAUNCHER: Final = 2
@@ -284,13 +284,19 @@ def _only_ended(failures: Sequence[Failure], course: Timeline) -> LogVerdict:
 
 
 def _just_before(end: LogLine, course: Timeline) -> LogLine | None:
-    """The exception without its traceback that stands right before a launcher's first word."""
+    """The exception without its traceback, or the word on a program that isn't found, that stands right before a launcher's first word."""
     near = [
         late_error
         for late_error in _late_errors(course)
-        if late_error.file == end.file and 0 < end.number - late_error.number <= MAX_LINES_TO_LAUNCHER
+        if late_error.file == end.file and 0 < end.number - late_error.number <= _lines_to_launcher(late_error)
     ]
-    return next((log_line for log_line in reversed(near) if NAMED.match(log_line.text)), None)
+    telling = (line for line in reversed(near) if NAMED.match(line.text) or programs_missing(line.text))
+    return next(telling, None)
+
+
+def _lines_to_launcher(error: LogLine) -> int:
+    """Count the lines within which a launcher speaks of an error: behind a name alone its message comes first."""
+    return MAX_LINES_TO_LAUNCHER * (2 if error.text.endswith(":") else 1)
 
 
 def _last_errors(course: Timeline) -> list[LogLine]:

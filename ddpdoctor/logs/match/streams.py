@@ -12,7 +12,7 @@ from ddpdoctor.logs.match.gathering import GatheredLog, SeenSign
 from ddpdoctor.logs.parse.exit_tables import ExitTable
 from ddpdoctor.logs.parse.labels import names_process
 from ddpdoctor.logs.parse.stacks import StackAssembler
-from ddpdoctor.logs.parse.tracebacks import Assembler, begins_below, chains, goes_on_below
+from ddpdoctor.logs.parse.tracebacks import Assembler, begins_below, chains, goes_on_below, is_advice
 
 NEIGHBOURS: Final = 2
 NEIGHBOURS_BEFORE: Final = 3
@@ -51,6 +51,8 @@ class LogStream:
     raised: LoggedException | None = None
     """The exception that just ended, as long as another may follow."""
     raised_at: int = 0
+    because: bool = False
+    """The line before says that this one tells why it was raised."""
     raised_lines: int = 0
     """Lines of this stream since then."""
     time: float | None = None
@@ -128,6 +130,9 @@ class LogStream:
             self.raised = gathered.amend(self.raised, message=text.strip())
             return True
         self.raised_lines += 1
+        if is_advice(text) or (self.because and self.raised.reason is None):
+            self.raised = gathered.amend(self.raised, reason=line)
+        self.because = text.endswith("because:")
         if not self.open and goes_on_below(line):
             self.raised = gathered.amend(self.raised, below=line.number - self.raised.line.number)
             self.raised_at, self.raised_lines = line.number, 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import os
 import re
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -34,7 +33,12 @@ _OF_DOCKER: Final = re.compile(rb"[\x01\x02]\0{4}[\0-\xff]{3}")
 """What its daemon puts before each text where nobody has taken both streams apart: which of them, and how long it is."""
 _SAMPLE_BYTES: Final = 1 << 16
 """Bytes in which they are looked for."""
-_WITH_WORDS: Final = re.compile(rb"(?m)^([ \t>]*)[^\n]*?[A-Za-z]")
+_LETTER: Final = re.compile(rb"[A-Za-z]")
+_MAX_MARGIN: Final = 256
+_NEVER_INDENTED: Final = rb"Traceback \(most|[\w.]{0,200}(?:Error|Exception)\b|\[|\d\d"
+"""Beginnings of lines: of tracebacks, exceptions, labels and clocks."""
+_IN_A_TABLE: Final = re.compile(rb"(?m)^[ \t]+(?:time|host|rank|exitcode|error_file|traceback) *: ")
+"""Of torchrun's table, whose rows are indented."""
 _MIN_LETTERS: Final = 16
 """Letters of a text that is known for UTF-16 without a mark."""
 _MAX_OBJECT_BYTES: Final = 1 << 20
@@ -218,16 +222,25 @@ def colourless(text: bytes) -> bytes:
 
 
 def margin_of(text: bytes) -> re.Pattern[bytes] | None:
-    """Find the indentation, or the marks of a quotation, that all lines with words in them have in common, as of what was pasted into a report."""
-    common = b""
-    for number, found in enumerate(_WITH_WORDS.finditer(text)):
-        common = os.path.commonprefix((common, found[1])) if number else found[1]
-        if not common:
-            return None
+    """Find the indentation, or the marks of a quotation, that all lines with words in them have in common, as of what was pasted into a report.
+    What is indented by itself, as the rest of a table or of a group of exceptions, stays so."""
+    common: bytes | None = None
+    for line in text.split(b"\n"):
+        words = line.lstrip(b" \t>")
+        if _LETTER.search(words):
+            margin = line[: len(line) - len(words)][:_MAX_MARGIN]
+            common = margin if common is None else common
+            while not margin.startswith(common):
+                common = common[:-1]
+            if not common:
+                return None
     if not common:
         return None
-    bare = common.rstrip()
-    return re.compile(rb"(?m)^(?:%b%b)" % (re.escape(common), rb"|%b$" % re.escape(bare) if bare else b""))
+    margin, bare = re.escape(common), re.escape(common.rstrip())
+    begins = re.compile(rb"(?m)^%b(?:%b)" % (margin, _NEVER_INDENTED))
+    if not bare and (_IN_A_TABLE.search(text) or not begins.search(text)):
+        return None
+    return re.compile(rb"(?m)^(?:%b%b)" % (margin, rb"|%b$" % bare if bare else b""))
 
 
 def is_text(sample: bytes) -> bool:

@@ -38,6 +38,8 @@ _FORMS: Final = {
     **{word: rf"(?:^|: ){word}\S+:\d+\] " for word in ("F external/", "F tensorflow/")},
     # Codes of Ascend's HCCL, of what starts it, and of whatever else that has no code of its own.
     **dict.fromkeys(("EI00", "EJ00", ": Inner Error!", " failed, runtime result = "), r"(?<!\S)E[A-Z0-9]\d{4}: "),
+    # What Ascend's libraries advise below a code.
+    "Solution: ": r"^\s+Solution: \S",
     LAST_ERROR: rf"{LAST_ERROR}\s*$",
     **{word: rf"{word}(?= ){_NO_FIGURE}|{_NAMED}" for word in ("Error:", "Exception:")},
     # Ends of the names of exceptions, where a limit on what is kept has cut a line within them.
@@ -53,6 +55,12 @@ _FORMS: Final = {
         r"^\S+: line \d+: (?:[^:]{1,300}: ){1,2}(?:No such file or directory|Permission denied|Is a directory|Exec format error"
         r"|cannot execute\b.{0,100}|(?:bad interpreter|required file not found)\b.{0,100})$"
     ),
+    # A program that dash, or one that starts it for others, such as nohup, doesn't find.
+    ": not found": r"^\S+: \d+: (?:exec: )?[\w./+-]+: not found$",
+    **{
+        word: rf"(?:^|: |/){word} \S+: No such file or directory$"
+        for word in ("env:", "failed to run command", "failed to execute")
+    },
     # An error that its rule ignores, and the word that others still run, end nothing.
     ": *** ": r"^g?make(?:\[\d+\])?: \*\*\* (?!Waiting for )(?!.*\(ignored\))",
     # Kubernetes' reason is read by exits.py; before a figure or a name it is counted, or told of somebody else.
@@ -67,7 +75,8 @@ ERROR_WORDS: Final = (
     "Primary job  terminated normally, but ", "ERROR", "error:", "FATAL", "fatal:", "Fatal Python error", "Segmentation fault",
     "core dumped", "terminate called", "Aborted", "Bus error", "NCCL WARN", "|CCL_ERROR|", "Exception in device=TPU:", "CANCELLED",
     "Assertion", "[Errno ", ": command not found", "ChildFailedError:", "ncclCommWatchdog() + ",
-    "blas_thread_init: pthread_create failed", "nvcc fatal ", "ninja: build stopped: ",
+    "blas_thread_init: pthread_create failed", "nvcc fatal ", "ptxas fatal ", "executable file not found in $PATH",
+    "ninja: build stopped: ",
 )  # fmt: skip
 _OF_EXCEPTIONS: Final = ("Error:", "Exception:", *_QUOTED, "error:", "[Errno ")
 """What a programme also writes of an exception that it has caught."""

@@ -36,6 +36,8 @@ class Style(NamedTuple):
     """The numbers are those of tasks that start several ranks each, as torchrun does: of nodes, and of no ranks."""
     several: bool = False
     """There is more than one such task."""
+    places: bool = False
+    """A pattern of somebody's own: "[node1:3]:", which may be a logger's module and line, too."""
     services: bool = False
     """docker compose: "worker-1  | "."""
     nodes: bool = False
@@ -89,6 +91,9 @@ _POD: Final = re.compile(
 _QUOTE: Final = re.compile(r">(?: |$)")
 _BRACKET: Final = re.compile(r"\[(?P<number>\d{1,6})\](?! ?(?:[\w/.]{1,60}:\d+ )?(?:\(\w+\) )?NCCL ) ?")
 """Not NCCL's number of a GPU, before which a paste has cut off the host."""
+_PLACE: Final = re.compile(r"\[(?P<node>[A-Za-z][\w.-]{0,252}):(?P<rank>\d{1,6})\]:")
+_SURE_PLACE: Final = re.compile(rf'{_PLACE.pattern}(?:Traceback \(most recent call last\)|  File "[^"]+", line \d)')
+"""Before a traceback's lines no logger puts where it was called."""
 _ROUND: Final = re.compile(r"\([Rr](?:ANK|ank)[ =:]?[ ]?(?P<number>\d{1,6})\):? ")
 _NUMBER: Final = re.compile(r" {0,6}(?P<number>\d{1,6}): ?")
 _SERVICE: Final = re.compile(
@@ -190,6 +195,9 @@ def unlabelled(line: str, style: Style = Style()) -> Labelled:  # noqa: B008 (im
             continue
         if style.rounds and first == "(" and (found := _ROUND.match(line)):
             line, rank = line[found.end() :], int(found["number"]) if rank is None else rank
+            continue
+        if style.places and first == "[" and rank is None and (found := _PLACE.match(line)):
+            line, rank, host = line[found.end() :], int(found["rank"]), host or found["node"]
             continue
         if style.brackets and first == "[" and rank is None and task is None and (found := _BRACKET.match(line)):
             line, rank, said_by = line[found.end() :], int(found["number"]), said_by or "mpirun"
@@ -342,6 +350,8 @@ class StyleFinder:
         """Behind the numbers stands what only torchrun says, or torch's own label with another one."""
         self._brackets = _Numbers()
         self._rounds = _Numbers()
+        self._places = 0
+        self._sure_places = False
         self._services: Counter[str] = Counter()
         self._nodes: Counter[str] = Counter()
         self._sure_nodes: set[str] = set()
@@ -370,6 +380,10 @@ class StyleFinder:
         elif found := _BRACKET.match(line):
             self._brackets.add(int(found["number"]))
             return
+        elif _PLACE.match(line):
+            self._places += 1
+            self._sure_places |= bool(_SURE_PLACE.match(line))
+            return
         elif found := _ROUND.match(line):
             self._rounds.add(int(found["number"]))
             return
@@ -395,6 +409,7 @@ class StyleFinder:
             numbers=numbers,
             tasks=numbers and self.are_tasks,
             several=self._numbers.several,
+            places=self._sure_places and self._places >= 4 and self._places * 10 >= self._lines * 8,
             services=services and len(self._services) * 2 < self._services.total(),
             nodes=self._most(self._nodes, self._sure_nodes),
             brackets=self._brackets.are_ranks(self._lines, mixed=True),

@@ -34,6 +34,7 @@ _BELOW: Final = re.compile(
     r"Search for `|CUDA kernel errors might|For debugging consider|Compile with `|Device-side assertion|Exception raised from "
     r"|frame #\d|<omitting python frames>|C\+\+ CapturedTraceback|#\d+ |nccl[A-Z]\w+: |Last error:|(?: {2,}|\t)\S|terminate called|  what\(\)"
 )
+_ADVICE: Final = re.compile(r"(?:HINT|Hint|Reason|Caused by): \S")
 _ON_ONE_LINE: Final = "(most recent call last):\\n"
 """Of a traceback that is whole within a string."""
 MAX_FRAMES: Final = 40
@@ -167,6 +168,11 @@ def chains(text: str) -> bool:
 def goes_on_below(line: LogLine) -> bool:
     """Whether a line behind an exception surely belongs to its message: what torch adds to CUDA's errors, C++ stacks, or what is indented."""
     return _BELOW.match(line.text) is not None
+
+
+def is_advice(text: str) -> bool:
+    """Whether a line behind an exception says by itself that it tells what to do about it, or why."""
+    return _ADVICE.match(text) is not None
 
 
 def begins_below(raised: LoggedException, line: LogLine) -> bool:

@@ -17,13 +17,10 @@ from ddpdoctor.logs.analyze.related_lines import nccl_may_say_more
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome
 from ddpdoctor.logs.diagnosis import LogJudgement
 from ddpdoctor.logs.exceptions import is_of_parent
-from ddpdoctor.logs.launch_failures import is_of_launching
+from ddpdoctor.logs.launch_failures import is_of_launching, programs_missing
 from ddpdoctor.logs.render.words import first_words, more
 
 _KILLED: Final = re.compile(r"(?:\S+: )?Killed\b")
-_NOT_FOUND: Final = re.compile(
-    r"(?:^|: )(?P<before>[\w.+-]+): command not found(?!: )|: command not found: (?P<behind>[\w.+-]+)"
-)
 _NO_MODULES: Final = Fix(
     "`module` is a function of login shells: start the job script as one, or load it there",
     ("#!/bin/bash -l", "source /etc/profile.d/modules.sh   # Lmod: /etc/profile.d/lmod.sh"),
@@ -76,15 +73,13 @@ def _of_the_unknown(judgement: LogJudgement, there: str) -> tuple[Fix, ...]:
 
 
 def _not_found(texts: Iterable[str]) -> tuple[Fix, ...]:
-    """Say what may be missing where a shell doesn't find a program."""
-    programs = dict.fromkeys(
-        found["before"] or found["behind"] for text in texts for found in _NOT_FOUND.finditer(one_line(text))
-    )
+    """Say what may be missing where a program isn't found."""
+    programs = dict.fromkeys(program for text in texts for program in programs_missing(one_line(text)))
     fixes = []
     if "module" in programs:
         fixes.append(_NO_MODULES)
     if others := [program for program in programs if program != "module"]:
-        text = f"The shell doesn't find {listed(others)}: activate the environment that has it in the job script itself, or give its full path"
+        text = f"PATH doesn't lead to {listed(others)}: activate the environment that has it in the job script itself, or give its full path"
         fixes.append(Fix(text, ("source /path/to/venv/bin/activate", "conda activate NAME")))
     if "torchrun" in programs:
         fixes.append(

@@ -10,6 +10,7 @@ import pytest
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.log import Log
 from ddpdoctor.logs.match.wanted_signs import vocabulary
+from ddpdoctor.logs.parse.encodings import margin_of
 from ddpdoctor.logs.reading import DEVICE, NO_TEXT, SOURCE, read_logs
 
 TRACEBACK = "Traceback (most recent call last):\n  File \"train.py\", line 3, in <module>\n    f()\nKeyError: 'x'"
@@ -177,3 +178,22 @@ def test_source_code_is_not_read(tmp_path: Path) -> None:
         Path(one.name).name
         for one in read_logs([str(tmp_path)], stdin=io.BytesIO(), vocabulary=vocabulary(catalogue())).files
     ] == ["train.log"]
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        (b"> a b\n>\n>   c\n", b"a b\n\n  c\n"),
+        (b"    [rank0]: a\n\n      b\n", b"[rank0]: a\n\n  b\n"),
+        (b"\tValueError: a\n\t\tb\n", b"ValueError: a\n\tb\n"),
+        (b"> > a\n> > b\n", b"a\nb\n"),
+        (b"  step 1\n  step 2\n", None),
+        (b"  host : node7\n  rank : 3 (local_rank: 3)\n  ValueError: a\n", None),
+        (b"  + Exception Group Traceback (most recent call last):\n  | ValueError: a\n", None),
+        (b"> a\nb\n", None),
+        (b"", None),
+    ],
+)
+def test_what_stands_before_every_line_is_a_margin(text: bytes, plain: bytes | None) -> None:
+    margin = margin_of(text)
+    assert (margin.sub(b"", text) if margin else None) == plain

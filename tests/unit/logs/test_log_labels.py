@@ -221,6 +221,13 @@ def test_a_rank_in_round_brackets_is_a_label_only_where_several_have_one_or_most
     assert unlabelled("(rank 128) approximates layer 3").rank is None
 
 
+def test_a_host_and_a_rank_in_brackets_are_a_label_only_where_a_traceback_has_it_on_each_line() -> None:
+    frames = ["Traceback (most recent call last):", '  File "fit.py", line 4, in <module>', "    main()"]
+    style = style_of(["[gpu4:3]:step 1", *(f"[gpu4:3]:{frame}" for frame in frames)])
+    assert unlabelled("[gpu4:3]:boom", style) == Labelled("boom", rank=3, host="gpu4")
+    assert not style_of([f"[fit:41]:step {step}" for step in range(20)]).places, "a module and its line"
+
+
 def test_pods_are_labels_only_where_many_lines_begin_with_few_of_them() -> None:
     lines = [f"train-worker-{pod} step {step}" for step in range(5) for pod in range(3)]
     loki = style_of([f"2026-11-22T10:00:00Z {line}" for line in lines])

@@ -6,6 +6,7 @@ import pytest
 
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
+from ddpdoctor.logs.launch_failures import programs_missing
 from tests.support.logs_by_hand import read
 
 BLOCK = "\n\n* why that may be\n  and more of it\n\n* or else\n  something else\n\nand what to do\nabout it\n"
@@ -21,7 +22,6 @@ BLOCK = "\n\n* why that may be\n  and more of it\n\n* or else\n  something else\
         ("", "ORTE has lost communication with a remote daemon." + BLOCK),
         ("----\n", "PRTE has lost communication with a remote daemon." + BLOCK),
         ("", "An ORTE daemon has unexpectedly failed after launch and before" + BLOCK),
-        ("", "There are not enough slots available in the system to satisfy the 8" + BLOCK),
         ("", "mpirun was unable to find the specified executable file, and therefore" + BLOCK),
         ("", "A sequential map was requested, but not enough node entries" + BLOCK),
         ("", "bash: orted: command not found\nORTE was unable to reliably start one or more daemons." + BLOCK),
@@ -30,6 +30,13 @@ BLOCK = "\n\n* why that may be\n  and more of it\n\n* or else\n  something else\
             "[node0:17] ORTE_ERROR_LOG: Not found in file a.c at line 2\n-----\nORTE was unable to reliably start one or more daemons."
             + BLOCK,
         ),
+        (
+            "",
+            "slurmstepd: error: execve(): torchrun: No such file or directory\nsrun: error: n1: task 0: Exited with exit code 2",
+        ),
+        ("", "job.sh: 7: torchrun: not found"),
+        ("", "nohup: failed to run command \u2018torchrun\u2019: No such file or directory"),
+        ("", 'FATAL:   "torchrun": executable file not found in $PATH'),
         ("", "etcd.EtcdKeyNotFound: Key not found : /torch/elastic/store"),
         ("", "[E1122 02:13:07.123456789 ProcessGroupNCCL.cpp:1319] Failed to get a flag from the global store"),
         ("", "[E205 02:13:07.123456789 ProcessGroupNCCL.cpp:1870] the watchdog got stuck for 480 seconds"),
@@ -61,3 +68,21 @@ def test_it_is_the_first_error(before: str, text: str) -> None:
 )
 def test_no_error_is_spoken_of(text: str) -> None:
     assert not read(text).errors
+
+
+@pytest.mark.parametrize(
+    ("text", "programs"),
+    [
+        ("bash: line 1: torchrun: command not found", ["torchrun"]),
+        ("zsh: command not found: srun", ["srun"]),
+        ("sh: 1: exec: deepspeed: not found", ["deepspeed"]),
+        ("slurmstepd: error: execve(): ./run.py: No such file or directory", ["./run.py"]),
+        ('exec: "torchrun": executable file not found in $PATH: unknown', ["torchrun"]),
+        ("/usr/bin/env: 'python': No such file or directory", ["python"]),
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'torchrun.json'", []),
+        ("slurmstepd: error: execve(): torchrun: Permission denied", []),
+        ("data: 7 files: not found", []),
+    ],
+)
+def test_a_program_that_is_not_found_is_named(text: str, programs: list[str]) -> None:
+    assert programs_missing(text) == programs

@@ -45,7 +45,7 @@ def test_mere_talk_of_an_end_is_none(line: str) -> None:
 @pytest.mark.parametrize("line", ["job.sh: line 9: torchrun: command not found", "zsh: command not found: torchrun"])
 def test_a_program_that_is_not_there_is_told_as_that(line: str) -> None:
     steps = next_steps(judged(line))
-    assert "doesn't find torchrun" in steps[0].text
+    assert "PATH doesn't lead to torchrun" in steps[0].text
     assert any("python -m torch.distributed.run" in command for step in steps for command in step.commands)
     assert not any("NCCL_DEBUG" in command or "check" in command for step in steps for command in step.commands)
 

@@ -335,6 +335,14 @@ def test_an_exception_without_its_traceback_leads_only_right_before_the_launcher
     assert found.exited.exit_code == 1
 
 
+def test_a_message_may_stand_between_an_exception_s_name_and_the_launcher_s_word() -> None:
+    text = "FileExistsError: [Errno 17] File exists:\n'/scratch/eeg'\n\nsrun: error: node3: task 5: Exited with exit code 1"
+    found = verdict_of(read(text), catalogue())
+    assert found.outcome is RunOutcome.UNRECOGNISED
+    assert found.lead is not None
+    assert found.lead.text.startswith("FileExistsError")
+
+
 @pytest.mark.parametrize("label", ["", "0: ", "[rank0]: "])
 @pytest.mark.parametrize(
     ("code", "exception"),
