@@ -12,7 +12,7 @@ from ddpdoctor.logs.analyze.script_errors import module_missing, server_unreache
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome
 from ddpdoctor.logs.diagnosis import HostVerdict, LogJudgement
 from ddpdoctor.logs.exceptions import is_cut
-from ddpdoctor.logs.launch_failures import gives_up
+from ddpdoctor.logs.launch_failures import gives_up, programs_missing
 from ddpdoctor.logs.render.words import first_words, more, named, place, quoted, who_first, within
 
 _ENDS: Final = {
@@ -39,7 +39,13 @@ def _told(judgement: LogJudgement) -> str:
         return _only_followed(judgement)
     who, words = who_first(log, verdict), clip(first_words(verdict))
     if verdict.outcome is RunOutcome.UNRECOGNISED:
-        return f"{who}: {words}{_adds(judgement)}; no sign that is known here says why"
+        absent = [
+            program
+            for program in programs_missing(one_line(verdict.lead.text if verdict.lead else ""))
+            if program != "module"
+        ]
+        why = f"PATH doesn't lead to {listed(absent)}" if absent else "no sign that is known here says why"
+        return f"{who}: {words}{_adds(judgement)}; {why}"
     if verdict.outcome is RunOutcome.USER_ERROR and verdict.raised:
         perhaps = "" if all(opinion.suspect.sure for opinion in judgement.opinions[:1]) else "perhaps "
         unreached = server_unreached(verdict.raised)

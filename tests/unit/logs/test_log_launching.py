@@ -6,7 +6,9 @@ import pytest
 
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
+from ddpdoctor.logs.diagnosis import judge_log
 from ddpdoctor.logs.launch_failures import programs_missing
+from ddpdoctor.logs.render.headline import headline
 from tests.support.logs_by_hand import read
 
 BLOCK = "\n\n* why that may be\n  and more of it\n\n* or else\n  something else\n\nand what to do\nabout it\n"
@@ -86,3 +88,10 @@ def test_no_error_is_spoken_of(text: str) -> None:
 )
 def test_a_program_that_is_not_found_is_named(text: str, programs: list[str]) -> None:
     assert programs_missing(text) == programs
+
+
+def test_the_first_line_names_a_program_that_is_not_found() -> None:
+    said = "slurmstepd: error: execve(): torchrun: No such file or directory\nsrun: error: n1: task 0: Exited with exit code 2"
+    assert headline(judge_log(read(said), catalogue())).endswith("; PATH doesn't lead to torchrun")
+    unknown = headline(judge_log(read("bash: line 3: module: command not found"), catalogue()))
+    assert unknown.endswith("no sign that is known here says why")
