@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 
 from ddpdoctor.facts.target_python import TargetPython
@@ -20,3 +21,9 @@ def pip_install(target_python: TargetPython, *arguments: str) -> str:
 def conda_install(target_python: TargetPython, package: str) -> str:
     """The command that installs a package of conda-forge into the target Python's environment."""
     return shlex.join(["conda", "install", "-p", target_python.prefix, "-c", "conda-forge", package])
+
+
+def versions_installed(python: str, *packages: str) -> str:
+    """The command that shows which releases of these that Python has, by whichever of "-", "_" and "." pip writes them with."""
+    names = "|".join(dict.fromkeys(re.sub(r"[-_.]+", ".", package) for package in packages))
+    return f"{shlex.quote(python)} -m pip list | grep -iE {shlex.quote(names)}"

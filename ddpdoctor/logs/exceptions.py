@@ -251,6 +251,15 @@ def is_of_library(path: str) -> bool:
     return bool(found and (not found["module"] or found["module"] in stdlib_module_names))
 
 
+_PACKAGE: Final = compile_lazily(r".*/(?:site|dist)-packages/(?:[^/]+\.egg/)?(?P<name>[^/]+?)(?:\.pyc?)?(?:/|$)")
+
+
+def package_of(path: str) -> str:
+    """Name the installed package that a file is of, as it is imported; "" for one that isn't installed as such."""
+    found = _PACKAGE.match(with_slashes(path))
+    return found["name"] if found else ""
+
+
 # --- what is said before an exception, or beside it ---------------------------------------------------------------------
 
 

@@ -56,6 +56,12 @@ def word(seen: Iterable[SignMatch], name: str) -> str:
     return next((match.words[name] for match in seen if match.words.get(name)), "")
 
 
+def shown_by(raised: LoggedException, slug: str, role: SignRole, words: dict[str, str] | None = None) -> SignMatch:
+    """Make a sighting of what an exception shows by its kind and place, where no words alone would."""
+    sign = raised.message or raised.exception
+    return SignMatch(slug=slug, sign=sign, role=role, line=raised.line, words=words or {}, times=raised.times)
+
+
 def said_by(seen: Iterable[SignMatch]) -> int | None:
     """Return the rank that said it first, where the log tells."""
     return next((match.line.rank for match in seen if match.line.rank is not None), None)

@@ -1,0 +1,82 @@
+"""Compiled parts of packages that aren't there at all, told from a log."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import Final
+
+from ddpdoctor.base.findings import Fix
+from ddpdoctor.base.lazy_patterns import compile_lazily
+from ddpdoctor.base.log_signs import SignRole
+from ddpdoctor.engine.log_traits import Particulars
+from ddpdoctor.facts.log import Log, LoggedException, SignMatch
+from ddpdoctor.knowledge.python_commands import versions_installed
+from ddpdoctor.logs.analyze.script_errors import python_of
+from ddpdoctor.logs.analyze.sightings import shown_by, word
+from ddpdoctor.logs.exceptions import package_of, short_name
+
+_LOADER: Final = compile_lazily(r"(?i)(?:load|find|get)\w*(?:lib|ext|shared_obj|cuda|native|kernel|_so\b)")
+"""A function by which a package takes up its compiled part."""
+_OF_LIBRARY: Final = compile_lazily(r"(?i)\.so\b|\bso_\w|shared (?:object|library)|\bglob\(|CDLL|\bextension\b")
+_NOT_THERE: Final = ("StopIteration", "FileNotFoundError", "AssertionError", "IndexError")
+"""What a search for a file that isn't there ends with."""
+
+
+def with_loaders_in_vain(seen: Sequence[SignMatch], log: Log, slug: str) -> list[SignMatch]:
+    """Add the exceptions of packages whose own loaders find no compiled library."""
+    found = [
+        shown_by(raised, slug, SignRole.NAMES, {"package": package_of(raised.frames[-1].path)})
+        for raised in log.raised
+        if short_name(raised.exception) in _NOT_THERE and raised.frames and _loads_in_vain(raised)
+    ]
+    known = {match.line.order for match in seen}
+    return [*seen, *(match for match in found if match.line.order not in known)]
+
+
+def _loads_in_vain(raised: LoggedException) -> bool:
+    last = raised.frames[-1]
+    of_library = _OF_LIBRARY.search(last.code) or _OF_LIBRARY.search(raised.message)
+    return bool(package_of(last.path) and _LOADER.search(last.function) and of_library)
+
+
+_XFORMERS: Final = "xFormers"
+_ITS_OWN_FILE: Final = (
+    "The compiled part of a package is a file of its own, built for one torch, one CUDA and one Python. Without it, only the package's "
+    "Python code is there."
+)
+
+
+def which_part(seen: Sequence[SignMatch], log: Log) -> Particulars:
+    """Tell of a compiled part that isn't there from one that doesn't fit."""
+    python, package, part = python_of(log), word(seen, "package"), word(seen, "part")
+    if not package:
+        return Particulars()
+    fixes: tuple[Fix, ...]
+    if package == _XFORMERS:
+        summary = "xFormers was installed without kernels for CUDA that fit this torch"
+        fixes = (
+            Fix("See which torch and CUDA it was built for", (shlex.join((python, "-m", "xformers.info")),)),
+            Fix(
+                "Install the release of xformers that was made for this torch, from the index that torch came from; or train without it: "
+                "torch's own scaled_dot_product_attention does the same"
+            ),
+        )
+    elif part:
+        summary = f"{package} has no {part}: compiled parts are called so, and this one was never built, or not for this Python"
+        fixes = (
+            Fix(
+                "Build it where its source lies: `pip install --no-build-isolation -e .` in the folder of its setup.py, or `make` where a "
+                "Makefile lies beside it; on each node, or on a file system that all share"
+            ),
+        )
+    else:
+        summary = f"{package} finds no compiled library of its own: it was installed without it, or for another Python or torch"
+        fixes = (
+            Fix(
+                f"See what of {package} is installed: its parts must be of one release, that for PyTorch among them",
+                (versions_installed(python, package),),
+            ),
+            Fix("Install it again in this environment, with its part for PyTorch, and without a wheel from a cache"),
+        )
+    return Particulars(summary, fixes, _ITS_OWN_FILE, of_everybody=True)
