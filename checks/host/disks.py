@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Owner
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.text import GIB, MIB, human, listed
+from ddpdoctor.engine.log_traits import LogTraits, Particulars
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.disks import Disk, Disks
+from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.knowledge.evidence import told
 
 FLOORS: dict[str, tuple[int, int]] = {
@@ -140,7 +144,35 @@ def _seen(disk: Disk, figures: str) -> Evidence:
     return Evidence(f"{disk.purpose} {disk.path} ({disk.file_system or 'file system'}): {figures}", "statvfs")
 
 
-@check("folder-not-writable", severity=FAIL, owner=Owner.USER)
+_OF_FILE_STORE: Final = compile_lazily(r"^RuntimeError: open\((?P<path>/[^)]*)\): ")
+_FILE_URL: Final = compile_lazily(r"file:/(?P<folder>/[^/\s'\"]+)(?P<path>/[^\s'\"?,)]*)")
+"""One that lacks the third slash: torch takes its first folder for a host, and drops it."""
+
+
+def _of_rendezvous(seen: Sequence[SignMatch], log: Log) -> Particulars:
+    """Tell of the file at which the ranks meet: it is no folder that training writes to."""
+    opened = next((found["path"] for match in seen if (found := _OF_FILE_STORE.match(match.line.text))), "")
+    if not opened:
+        return Particulars()
+    calls = [frame.code for raised in log.raised for frame in raised.frames]
+    urls = [url for code in calls for url in _FILE_URL.finditer(code) if url["path"] == opened]
+    folder = urls[0]["folder"] if urls else "/FOLDER"
+    means = "has" if urls else "perhaps has"
+    return Particulars(
+        f"The ranks were to meet at the file {opened}, which can't be made: its address {means} one slash too few",
+        (
+            Fix(
+                "Write three slashes, and a folder that all ranks share and may write to; the file must not be there before",
+                (f'init_method="file://{folder}{opened}"',),
+            ),
+            Fix("Or let the ranks meet over the network, as torchrun sets it up", ('init_method="env://"',)),
+        ),
+        "What stands between the second and the third slash of file:// is taken for a host, and dropped: of "
+        f"file:/{folder}{opened} torch opens {opened}.",
+    )
+
+
+@check("folder-not-writable", severity=FAIL, owner=Owner.USER, log=LogTraits(particulars=_of_rendezvous))
 def folder_not_writable(disks: Disks) -> Iterator[Finding]:
     """A folder that training writes to may not be written to.
 

@@ -107,11 +107,22 @@ def _label(failure: Failure, course: Timeline) -> ProcessExit | None:
 
 
 def _said_itself(failure: Failure, course: Timeline) -> ProcessExit | None:
-    """Read the rank from torch's own sentence."""
-    words = [
-        sign.words.get("rank", "") for sign in failure.signs if names_speaker(course.catalogue, sign.slug, sign.sign)
+    """Read the rank from torch's own sentence, or from a later line of the same message."""
+    signs = [
+        sign
+        for other in course.failures
+        if other is failure or (other.kind is FailureKind.SAID and _goes_on_in(failure, other))
+        for sign in other.signs
     ]
+    words = [sign.words.get("rank", "") for sign in signs if names_speaker(course.catalogue, sign.slug, sign.sign)]
     return _end_or_rank(next((int(word) for word in words if word.isdigit()), None), failure.line, course)
+
+
+def _goes_on_in(failure: Failure, other: Failure) -> bool:
+    """Whether words by themselves stand right behind those of another failure, and tell of the same illness."""
+    apart = other.line.number - failure.line.number
+    same = failure.line.stream == other.line.stream and bool(failure.slugs & other.slugs)
+    return same and 0 < apart <= MAX_LINES_OF_MESSAGE
 
 
 def _end_or_rank(rank: int | None, line: LogLine, course: Timeline) -> ProcessExit | None:

@@ -130,3 +130,22 @@ def test_which_prefix_it_is_and_on_which_side(name: str, summary: str, command: 
     assert finding.summary.startswith(summary)
     assert command in commands(finding)
     assert "strict=False" not in commands(finding)
+
+
+@pytest.mark.parametrize(
+    ("name", "summary", "command"),
+    [
+        ("sick-file-init-in-the-root", "its address has one slash too few", 'init_method="file:///tmp/somefile"'),
+        (
+            "sick-file-init-no-such-folder",
+            "its address perhaps has one slash too few",
+            'init_method="file:///FOLDER/runs/meet"',
+        ),
+    ],
+)
+def test_the_file_at_which_the_ranks_meet_is_no_folder_that_training_writes_to(
+    name: str, summary: str, command: str
+) -> None:
+    finding = found(f"folder-not-writable/{name}", "folder-not-writable")
+    assert summary in finding.summary
+    assert command in commands(finding)
