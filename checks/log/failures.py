@@ -19,9 +19,12 @@ from ddpdoctor.logs.analyze.script_errors import (
     PROGRAM_FAILED_CAUSE,
     SERVER_UNREACHED_CAUSE,
     SERVER_UNREACHED_FIXES,
+    fault_fixes,
+    fault_words,
     is_of_a_program,
     missing_module_fixes,
     module_missing,
+    said_of,
     server_unreached,
 )
 from ddpdoctor.logs.analyze.sightings import NO_LOG, lines, own_line, sightings, where
@@ -57,7 +60,8 @@ def user_code_error(log: Log, catalogue: Catalogue) -> Iterator[Finding]:
 
     ## Why
     A mistake in the script or its arguments: the traceback's last line of your own code is where it happened. No illness of
-    the machine, its network or its packages is known to say this.
+    the machine, its network or its packages is known to say this. Where a library raised it about itself, it may be used wrongly,
+    or be at fault: then it is told as likely only, with the command that shows its version.
 
     ## Fix
     Mend that line. To see it without the other ranks' words, start one process alone: `python train.py ...`, or
@@ -77,9 +81,7 @@ def user_code_error(log: Log, catalogue: Catalogue) -> Iterator[Finding]:
         if is_alike(exception, raised) and exception.line.rank is not None
     }
     who = ranks_named(alike) if alike else "the script"
-    name = short_name(raised.exception)
-    said = f"{name}: {raised.message}" if raised.message else name
-    raised_it = f"raised {said}"
+    raised_it = f"raised {said_of(raised)}"
     if raised.message.startswith(UNGUARDED):
         raised_it = WITHOUT_GUARD
     own, module = raised.own, module_missing(raised)
@@ -207,7 +209,7 @@ def _cause(raised: LoggedException, module: str) -> str:
         return STARTS_ITSELF
     if is_of_a_program(raised):
         return PROGRAM_FAILED_CAUSE
-    return NOT_THERE if module else SERVER_UNREACHED_CAUSE if server_unreached(raised) else ""
+    return NOT_THERE if module else SERVER_UNREACHED_CAUSE if server_unreached(raised) else fault_words(raised)
 
 
 def _what_to_do(log: Log, raised: LoggedException, module: str) -> tuple[Fix, ...]:
@@ -217,12 +219,18 @@ def _what_to_do(log: Log, raised: LoggedException, module: str) -> tuple[Fix, ..
         own = raised.own
         place = f": of {own.path} all from the imports on, line {own.line} with it" if own else ""
         return (Fix(f"Put what the script does into a function, and call it behind a guard{place}", GUARD),)
-    return (*(SERVER_UNREACHED_FIXES if server_unreached(raised) else ()), _where_to_look(raised.own))
+    if server_unreached(raised):
+        return (*SERVER_UNREACHED_FIXES, _where_to_look(raised.own))
+    fixes = fault_fixes(raised, log)
+    return (*fixes, _where_to_look(raised.own)) if raised.own or not fixes else fixes
 
 
 def _where_to_look(own: LogFrame | None) -> Fix:
     if own is None:
-        return Fix("Look at the traceback: no line of your own code is in it")
+        return Fix(
+            "No line of your own code is in what was read: look for the whole traceback in the ranks' own logs, or start one process alone",
+            ("torchrun --nproc-per-node=1 train.py ...",),
+        )
     code = f", which says: {own.code}" if own.code else ""
     return Fix(f"Look at {own.path}, line {own.line}{code}")
 

@@ -233,6 +233,15 @@ _PY_SPYS: Final = (
     *("torch/", "lightning/", "pytorch_lightning/", "lightning_fabric/", "accelerate/", "transformers/", "deepspeed/"),
 )
 """py-spy leaves out the folders in which Python looks for modules."""
+_NOT_INSTALLED: Final = compile_lazily(
+    r"(?:^|/)(?P<torch>torch)/(?:(?:nn|cuda|amp|autograd|optim|jit|fx|_\w+|utils/data|utils/_\w+|multiprocessing|distributed/(?:fsdp|checkpoint|elastic"
+    r"|algorithms|launcher|rpc|tensor|optim|_\w+))/\w|(?:_\w+|functional|serialization|utils/checkpoint"
+    r"|distributed/(?:distributed_c10d|run|rendezvous|device_mesh))\.py$)"
+    r"|^(?:\.{3}|\u2026|[<\[(]\.{3}[>\])])/?(?P<known>torch\w*|transformers|accelerate|deepspeed|datasets|peft|trl|timm|diffusers|lightning\w*"
+    r"|pytorch_lightning|mmcv|mmengine|mmdet|mmseg|fairseq|detectron2|megatron|ray|apex|numpy|PIL)/"
+)
+"""A package's file that lies elsewhere: torch built from its source, or one of whose path the beginning was left out."""
+PYTHON: Final = "Python"
 
 
 def own_frame(frames: Sequence[LogFrame]) -> LogFrame | None:
@@ -243,9 +252,13 @@ def own_frame(frames: Sequence[LogFrame]) -> LogFrame | None:
 def is_of_library(path: str) -> bool:
     """Whether a file is of somebody's package, or Python's own."""
     if "\\" not in path:
-        return bool(_LIBRARIES.search(path)) or path in WITHOUT_FOLDER or path.startswith(_PY_SPYS)
+        return (
+            bool(_LIBRARIES.search(path) or _NOT_INSTALLED.search(path))
+            or path in WITHOUT_FOLDER
+            or path.startswith(_PY_SPYS)
+        )
     path = with_slashes(path)
-    if _LIBRARIES.search(path):
+    if _LIBRARIES.search(path) or _NOT_INSTALLED.search(path):
         return True
     found = _OF_WINDOWS.search(path)
     return bool(found and (not found["module"] or found["module"] in stdlib_module_names))
@@ -258,6 +271,14 @@ def package_of(path: str) -> str:
     """Name the installed package that a file is of, as it is imported; "" for one that isn't installed as such."""
     found = _PACKAGE.match(with_slashes(path))
     return found["name"] if found else ""
+
+
+def library_of(path: str) -> str:
+    """Name the package that a file is of, wherever it lies, `PYTHON` for its own modules; "" for a file of nobody's package."""
+    if not is_of_library(path):
+        return ""
+    found = _NOT_INSTALLED.search(with_slashes(path))
+    return package_of(path) or (found["torch"] or found["known"] if found else PYTHON)
 
 
 # --- what is said before an exception, or beside it ---------------------------------------------------------------------

@@ -1,16 +1,211 @@
-"""Errors of a script for which the log shows more than a mistake: a missing module, a failed program, a server out of reach. Pure."""
+"""Errors of a script: how sure it is that its own line is wrong, and those for which the log shows more than a mistake, a missing module, a
+failed program, a server out of reach. Pure."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from typing import Final
+from enum import Enum
+from itertools import takewhile
+from typing import Final, NamedTuple
 
 from ddpdoctor.base.findings import Fix
 from ddpdoctor.base.lazy_patterns import compile_lazily
-from ddpdoctor.facts.log import Log, LoggedException
+from ddpdoctor.facts.log import Log, LogFrame, LoggedException
+from ddpdoctor.knowledge.python_commands import versions_installed
 from ddpdoctor.logs.analyze.failures import Failure
-from ddpdoctor.logs.exceptions import is_of_launcher, short_name
+from ddpdoctor.logs.exceptions import PYTHON, is_of_launcher, library_of, short_name
+
+# --- whose fault it is --------------------------------------------------------------------------------------------------
+
+
+class BlamedCode(Enum):
+    """What the log shows of who is at fault for an exception that looks like a mistake in the script."""
+
+    SCRIPT = "a line of the script's own raised it"
+    ARGUMENTS = "a library refused what it was handed"
+    LIBRARY = "a library raised it about itself: it is used wrongly, or is at fault"
+    UNKNOWN = "nothing tells where it was raised"
+
+
+_OF_ARGUMENTS: Final = compile_lazily(
+    r"^(?:(?:Value|Type|Key|Index|Attribute|Lookup|Argument|Name|Syntax|Indentation|Import|ModuleNotFound|Overflow|ZeroDivision|UnicodeDecode|UnicodeEncode"
+    r"|FileNotFound|FileExists|IsADirectory|NotADirectory|Permission)Error"
+    r"|\w*(?:Config|Valid|Decod|Pars|Usage|Option|Argument|Interpolation|Cast|Schema|Repo|Revision|Entry|Missing|NotFound|Unknown|Unidentified|Unsupported|Unrecogni[sz]ed)\w*)$"
+)
+"""Exceptions by which a library says that something that it was given won't do."""
+_OF_FILES: Final = compile_lazily(r"\[(?:Errno|WinError) \d+\] ")
+"""What the operating system says of a name that it was given."""
+_REFUSED: Final = compile_lazily(r"4\d\d Client Error\b")
+"""A server's word on what it was asked for."""
+_RAISES: Final = compile_lazily(r"raise\b|[rbfu]{0,2}['\"]")
+"""Before Python 3.8 the last line of the statement is shown, which is of the message mostly."""
+_DEMANDS: Final = compile_lazily(
+    r"(?i)\b(?:should|must|ha(?:s|ve) to|needs? to|expect(?:s|ed)|got|required?|requires|invalid|at (?:least|most)|divisible|positive|greater|less|larger"
+    r"|smaller|between|unknown|unsupported|one of)\b"
+)
+"""Words of an assertion on what a library was handed."""
+_COMPLAINS: Final = compile_lazily(
+    r"(?i)\b(?:shapes?|sizes?|dim(?:ension)?s?|dtypes?|scalar types?|same (?:device|dtype|type)|indices|index|out of (?:range|bounds)|expect(?:s|ed)"
+    r"|must (?:match|be|have)|invalid|requires? grad|backward through|grad_fn|in-?place|leaf variable|not implemented for|channels?|elements?)\b"
+)
+"""Words by which torch's C++ and Python's own complain of what they were handed: shapes, dtypes, devices, indices, the graph."""
+_OF_ITSELF: Final = compile_lazily(
+    r"(?i)\bno\b.{0,60}\b(?:available|found|support(?:ed|s)?)\b|\b(?:not|isn't|un)\s?(?:available|installed|implemented|compiled|built)\b|\bplease (?:report|file|open|upgrade|update"
+    r"|install)|\bbugs?\b|\binternal(?:ly)?\b|\bnever happen|\bunreachable\b|\bout of sync\b|\binconsisten|\bincompatib|\bversions?\b|\bunexpected(?:ly)?\b(?! (?:keyword|key|argument|token))"
+)
+"""Words of a library about itself, and not about what it was handed."""
+
+
+class Meaning(NamedTuple):
+    """What a library's words about its own state say of the script, by the library's source."""
+
+    words: str
+    cause: str
+    fix: str
+
+
+_MEANINGS: Final = (
+    # torch/amp/grad_scaler.py counts the devices on which an optimizer's parameters have gradients.
+    Meaning(
+        "No inf checks were recorded for this optimizer",
+        "GradScaler found no gradient at all in that optimizer's parameters: backward() reached none of them. They are frozen, or the loss is "
+        "cut off from them (made anew by torch.tensor(...), by .item(), .detach() or within no_grad()), or the optimizer has other parameters "
+        "than the model.",
+        "See before scaler.step() whether any of them has a gradient, and before backward() whether the loss has a grad_fn",
+    ),
+    # torch/csrc/autograd/engine.cpp
+    Meaning(
+        "element 0 of tensors does not require grad and does not have a grad_fn",
+        "backward() was called of a loss that depends on no parameter that is trained: all are frozen, or the loss is cut off from them (made "
+        "anew by torch.tensor(...), by .item(), .detach() or within no_grad()), or gradient checkpointing (use_reentrant=True) was given inputs "
+        "that need no gradient.",
+        "See which parameters are trained, and whether the loss has a grad_fn",
+    ),
+)
+_SHOW_GRADIENTS: Final = (
+    "print([n for n, p in model.named_parameters() if p.requires_grad][:5], loss.grad_fn)",
+    "print(sum(p.grad is not None for g in optimizer.param_groups for p in g['params']))   # after backward()",
+)
+
+
+def meaning_of(raised: LoggedException) -> Meaning | None:
+    """Return what its words mean, where a library's source tells that."""
+    return next((meaning for meaning in _MEANINGS if raised.message.startswith(meaning.words)), None)
+
+
+def fault_of(raised: LoggedException) -> BlamedCode:
+    """Tell by its frames and its words what the log shows of who is at fault."""
+    if not raised.frames:
+        return BlamedCode.UNKNOWN
+    inner = _without_pythons(raised.frames)
+    if not inner or not library_of(inner[-1].path):
+        return BlamedCode.SCRIPT
+    kind, last = short_name(raised.exception), raised.frames[-1]
+    if meaning_of(raised) or _REFUSED.match(raised.message):
+        return BlamedCode.ARGUMENTS
+    if _OF_ITSELF.search(raised.message):
+        return BlamedCode.LIBRARY
+    if _OF_ARGUMENTS.match(kind) and (_RAISES.match(last.code) or not last.code or _OF_FILES.match(raised.message)):
+        return BlamedCode.ARGUMENTS
+    if last.code.startswith("assert") and _DEMANDS.search(raised.message):
+        return BlamedCode.ARGUMENTS
+    if library_of(last.path) == PYTHON and kind != "RuntimeError":
+        return BlamedCode.ARGUMENTS if _OF_ARGUMENTS.match(kind) else BlamedCode.LIBRARY
+    directly = len({library_of(frame.path) for frame in _of_libraries(inner)} - {PYTHON}) == 1
+    complains = directly and not last.code.startswith("assert") and _COMPLAINS.search(raised.message)
+    return BlamedCode.ARGUMENTS if complains and raiser_of(raised) == "torch" else BlamedCode.LIBRARY
+
+
+def _without_pythons(frames: Sequence[LogFrame]) -> list[LogFrame]:
+    """Drop the innermost calls that are within Python's own modules: who called those, handed them something."""
+    own = list(takewhile(lambda frame: library_of(frame.path) == PYTHON, reversed(frames)))
+    return list(frames[: len(frames) - len(own)])
+
+
+def _of_libraries(frames: Sequence[LogFrame]) -> list[LogFrame]:
+    """List the innermost calls in a row that are no line of the script."""
+    return list(takewhile(lambda frame: library_of(frame.path), reversed(frames)))
+
+
+def raiser_of(raised: LoggedException) -> str:
+    """Name the package within which it was raised; "" where that is the script, or not known."""
+    inner = _without_pythons(raised.frames)
+    return library_of(inner[-1].path) if inner else ""
+
+
+def is_surely_the_scripts(raised: LoggedException) -> bool:
+    """Whether the log shows that the script, its arguments or its data are at fault, or else tells the very cause."""
+    told = module_missing(raised) or server_unreached(raised) or is_of_a_program(raised)
+    return bool(told) or fault_of(raised) in (BlamedCode.SCRIPT, BlamedCode.ARGUMENTS)
+
+
+def said_of(raised: LoggedException) -> str:
+    """Return the exception and its words; where it has none that a person can read, the line of code that raised it tells more."""
+    name, code = short_name(raised.exception), raised.frames[-1].code if raised.frames else ""
+    tells = raised.message[:1].isalpha() or not code.startswith("assert")
+    words = raised.message if tells else f"{code}: {raised.message}".removesuffix(": ")
+    return f"{name}: {words}" if words else name
+
+
+def fault_words(raised: LoggedException) -> str:
+    """Say where it was raised, who called that, and what may be wrong; "" where it is the script's own line."""
+    if meaning := meaning_of(raised):
+        return meaning.cause
+    fault, package = fault_of(raised), raiser_of(raised)
+    if fault is BlamedCode.SCRIPT or (fault is BlamedCode.ARGUMENTS and not package):
+        return ""
+    if fault is BlamedCode.UNKNOWN:
+        return (
+            "No traceback tells where it was raised: mostly by a mistake in the script or its arguments; but a library may also have "
+            "raised it about itself."
+        )
+    last = _without_pythons(raised.frames)[-1]
+    path = last.path.replace("\\", "/")
+    within = f" in {last.function}" if last.function else ""
+    place = (
+        f"{package} ({path[path.rfind(f'{package}/') :]}, line {last.line}{within})"
+        if f"{package}/" in path
+        else package
+    )
+    called = (
+        f"which {raised.own.path.replace(chr(92), '/').rpartition('/')[2]}, line {raised.own.line}, called"
+        if raised.own
+        else "and the log doesn't show which line of the script called it"
+    )
+    if fault is BlamedCode.ARGUMENTS:
+        return f"{place}, {called}, refuses what it was given: by the script, its arguments or its data."
+    return (
+        f"It was raised within {place}, {called}. Either the script uses {package} wrongly, or {package} itself is at fault, or doesn't "
+        "go with the other packages: this log alone can't tell."
+    )
+
+
+_SETTINGS: Final = compile_lazily(r"(?<![\w=])[A-Z][A-Z0-9_]{3,40}=[\w.:/-]+(?<![.:])")
+"""Of the environment, with which a message asks for another run."""
+
+
+def fault_fixes(raised: LoggedException, log: Log) -> tuple[Fix, ...]:
+    """Say what decides: what the message asks for itself, and which release it is of the package that raised it."""
+    if meaning := meaning_of(raised):
+        return (Fix(meaning.fix, _SHOW_GRADIENTS),)
+    settings = _SETTINGS.findall(raised.message)
+    asked = (Fix("Its own words ask for another run, with", tuple(f"export {setting}" for setting in settings)),)
+    package = raiser_of(raised)
+    if not package or fault_of(raised) is not BlamedCode.LIBRARY:
+        return asked if settings else ()
+    return (
+        *(asked if settings else ()),
+        Fix(
+            f"See which version of {package} that is, and look for these words among its issues and in its release notes: a newer or an older "
+            "one may not say it",
+            (versions_installed(python_of(log), PACKAGES.get(package, package), "torch"),),
+        ),
+    )
+
+
+# --- a module that is missing -------------------------------------------------------------------------------------------
+
 
 PACKAGES: Final = {
     "Crypto": "pycryptodome", "GPUtil": "GPUtil", "PIL": "pillow", "absl": "absl-py", "accelerate": "accelerate", "albumentations": "albumentations",

@@ -19,7 +19,7 @@ from ddpdoctor.logs.analyze.failures import Failure, FailureKind, failures_of
 from ddpdoctor.logs.analyze.illness_traits import is_grave, is_of_host, is_of_network
 from ddpdoctor.logs.analyze.order import MERE_HINT, lead_of, weight
 from ddpdoctor.logs.analyze.rank_attribution import RankEvidence, attribute, exit_of, own_exit, silent_ranks
-from ddpdoctor.logs.analyze.script_errors import program_that_failed
+from ddpdoctor.logs.analyze.script_errors import is_surely_the_scripts, program_that_failed
 from ddpdoctor.logs.analyze.survival import ended_well, got_over, merely_said, survived
 from ddpdoctor.logs.analyze.suspects import MAX_SUSPECTS, EvidencePosition, Ranked, beside, chosen, ranked_suspects
 from ddpdoctor.logs.analyze.suspects import Suspect as Suspect
@@ -139,8 +139,9 @@ def _of_attempt(log: Log, catalogue: Catalogue) -> LogVerdict:
         suspects = suspects or _lost(effects)
     else:
         slug = catalogue.slug_for(TOPICS[outcome]) if outcome in TOPICS else ""
-        sure = not got_over(lead, course)
-        why = WHY_LEAD if sure else WHY_ANNOUNCED
+        over = got_over(lead, course)
+        sure = not over and (lead.raised is None or bool(lead.signs) or is_surely_the_scripts(lead.raised))
+        why = WHY_ANNOUNCED if over else WHY_LEAD
         suspects = (Suspect(slug=slug, sure=sure, sightings=lead.signs, why=why),) if slug else ()
         also = beside(ranked, suspects)
     line, evidence = attribute(lead, course)

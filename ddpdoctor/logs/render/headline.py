@@ -6,9 +6,9 @@ from typing import Final
 
 from ddpdoctor.base.text import capital, clip, listed, one_line, ranks_named
 from ddpdoctor.engine.registry import Catalogue
-from ddpdoctor.facts.log import Log
+from ddpdoctor.facts.log import Log, LoggedException
 from ddpdoctor.knowledge.log_topics import LogTopic
-from ddpdoctor.logs.analyze.script_errors import module_missing, server_unreached
+from ddpdoctor.logs.analyze.script_errors import BlamedCode, fault_of, module_missing, raiser_of, server_unreached
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome
 from ddpdoctor.logs.diagnosis import HostVerdict, LogJudgement
 from ddpdoctor.logs.exceptions import is_cut
@@ -47,10 +47,8 @@ def _told(judgement: LogJudgement) -> str:
         why = f"PATH doesn't lead to {listed(absent)}" if absent else "no sign that is known here says why"
         return f"{who}: {words}{_adds(judgement)}; {why}"
     if verdict.outcome is RunOutcome.USER_ERROR and verdict.raised:
-        perhaps = "" if all(opinion.suspect.sure for opinion in judgement.opinions[:1]) else "perhaps "
-        unreached = server_unreached(verdict.raised)
-        kind = "at a server that can't be reached" if unreached else "of an ordinary error in the script"
-        return f"{who}, {perhaps}{kind}: {words}"
+        sure = all(opinion.suspect.sure for opinion in judgement.opinions[:1])
+        return f"{who}, {_whose_fault(verdict.raised, sure=sure)}: {words}"
     first = judgement.blamed
     summary = named(first) if first else first_words(verdict)
     doubt = doubtful(judgement)
@@ -62,6 +60,16 @@ def _told(judgement: LogJudgement) -> str:
         return summary
     new = _first_new(judgement) if verdict.outcome is RunOutcome.USER_ERROR and judgement.new_before_it else ""
     return f"{who}: {within(summary)}{new}"
+
+
+def _whose_fault(raised: LoggedException, *, sure: bool) -> str:
+    fault = fault_of(raised)
+    perhaps = "" if sure else "most likely " if fault is BlamedCode.UNKNOWN else "perhaps "
+    if server_unreached(raised):
+        return f"{perhaps}at a server that can't be reached"
+    if fault is BlamedCode.LIBRARY and not sure:
+        return f"of an error within {raiser_of(raised)}; perhaps the script uses it wrongly"
+    return f"{perhaps}of an ordinary error in the script"
 
 
 def _only_followed(judgement: LogJudgement) -> str:
@@ -165,12 +173,21 @@ def outcome(judgement: LogJudgement) -> str:
             return "A server that the script asks doesn't answer; nothing speaks of a mistake in the script"
         if judgement.new_before_it:
             return "The script ended itself, and doesn't say why; what is new in this run may be the reason"
+        if verdict.raised and judgement.opinions and not judgement.opinions[0].suspect.sure:
+            return _not_surely_the_scripts(verdict.raised)
         return "An ordinary error of the script; nothing speaks of an illness of the machine or its packages"
     if verdict.outcome is RunOutcome.EFFECTS_ONLY and cause:
         return f"The log doesn't name the cause; {cause.finding.place} does"
     if judgement.stops_without_a_word:
         return "No verdict: it stops earlier than good runs, and doesn't say why"
     return _ENDS.get(verdict.outcome) or _last_went_on(verdict) or _nothing(judgement.log)
+
+
+def _not_surely_the_scripts(raised: LoggedException) -> str:
+    if fault_of(raised) is BlamedCode.LIBRARY:
+        package = raiser_of(raised)
+        return f"The script's use of {package} is at fault, or {package} itself: the log alone can't tell"
+    return "Most likely an ordinary error of the script; the log alone can't prove it"
 
 
 def _how_sure(judgement: LogJudgement) -> str:

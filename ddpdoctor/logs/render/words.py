@@ -15,10 +15,11 @@ from ddpdoctor.facts.log import Log, LogFile, LogFrame, LoggedException, LogLine
 from ddpdoctor.knowledge.frameworks import is_of_framework
 from ddpdoctor.logs.analyze.false_positives import good_news
 from ddpdoctor.logs.analyze.related_lines import more_of
+from ddpdoctor.logs.analyze.script_errors import said_of
 from ddpdoctor.logs.analyze.sightings import phase_within, where
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome
 from ddpdoctor.logs.diagnosis import Diagnosis, LogJudgement
-from ddpdoctor.logs.exceptions import is_cut, with_slashes
+from ddpdoctor.logs.exceptions import is_cut, short_name, with_slashes
 
 MAX_TEXT: Final = 300
 """Characters of a log's line that are shown."""
@@ -114,8 +115,8 @@ def more(judgement: LogJudgement) -> tuple[LogLine, ...]:
 
 
 def exception_line(raised: LoggedException) -> str:
-    """ "KeyError: 'lr'", as Python prints it."""
-    return f"{raised.exception}: {raised.message}".removesuffix(": ")
+    """ "KeyError: 'lr'", as Python prints it; of an assertion that says nothing what it asserts."""
+    return f"{raised.exception.removesuffix(short_name(raised.exception))}{said_of(raised)}"
 
 
 def last_calls(raised: LoggedException) -> list[str]:

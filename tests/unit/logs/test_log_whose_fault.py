@@ -1,0 +1,139 @@
+"""How sure it is that the script is at fault for an exception that no sign knows."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpdoctor.checks.catalogue import catalogue
+from ddpdoctor.logs.analyze.script_errors import BlamedCode, fault_of
+from ddpdoctor.logs.diagnosis import LogJudgement, judge_log
+from ddpdoctor.logs.exceptions import library_of
+from ddpdoctor.logs.render.headline import headline, outcome
+from tests.support.logs_by_hand import read
+
+SITE = "/opt/env/lib/python3.11/site-packages"
+OWN = ("/home/grace/train.py", 40, "main", "run(batch)")
+
+
+def judged(exception: str, *frames: tuple[str, int, str, str]) -> LogJudgement:
+    calls = "".join(f'  File "{path}", line {line}, in {within}\n    {code}\n' for path, line, within, code in frames)
+    head = "Traceback (most recent call last):\n" if frames else ""
+    return judge_log(read(f"{head}{calls}{exception}\n"), catalogue())
+
+
+def fault(exception: str, *frames: tuple[str, int, str, str]) -> BlamedCode:
+    raised = judged(exception, *frames).verdict.raised
+    assert raised is not None
+    return fault_of(raised)
+
+
+def within(package: str, code: str) -> tuple[str, int, str, str]:
+    return f"{SITE}/{package}/core.py", 7, "inner", code
+
+
+@pytest.mark.parametrize(
+    "exception", ["RuntimeError: bad state", "AssertionError", "KeyError: 'lr'", "StopIteration", "MyError: no"]
+)
+def test_what_its_own_line_raised_is_surely_the_scripts(exception: str) -> None:
+    assert fault(exception, OWN) is BlamedCode.SCRIPT
+    python = ("/usr/lib/python3.11/os.py", 679, "__getitem__", "raise KeyError(key) from None")
+    assert fault(exception, OWN, python) is BlamedCode.SCRIPT
+
+
+@pytest.mark.parametrize(
+    ("exception", "code"),
+    [
+        ("ValueError: temperature must be positive, not -1", "raise ValueError("),
+        ("TypeError: expected a list of strings, got dict", "raise TypeError(msg)"),
+        ("ValueError: workers should be positive, but got 0", '"workers should be positive, but got {}".format(n))'),
+        ("AssertionError: heads must be divisible by 8", 'assert heads % 8 == 0, "heads must be divisible by 8"'),
+        ("PIL.UnidentifiedImageError: cannot identify image file 'a.jpg'", "raise UnidentifiedImageError(msg)"),
+        ("KeyError: 'unknown optimizer adamx'", 'raise KeyError(f"unknown optimizer {name}")'),
+        ("omegaconf.errors.ConfigAttributeError: Key 'x' is not in struct", "raise ex"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'a.json'", "with open(path) as file:"),
+        ("requests.exceptions.HTTPError: 404 Client Error: Not Found for url: u", "raise HTTPError(message)"),
+    ],
+)
+def test_what_a_library_refuses_is_surely_the_scripts_or_its_datas(exception: str, code: str) -> None:
+    assert fault(exception, OWN, within("somelib", code)) is BlamedCode.ARGUMENTS
+
+
+@pytest.mark.parametrize(
+    ("exception", "code"),
+    [
+        ("AssertionError", "assert self.ready"),
+        ("AssertionError: {'id': 3}", "assert not param.users, param.summary()"),
+        ("RuntimeError: generator raised StopIteration", "item = next(it)"),
+        ("StopIteration", "return next(self._it)"),
+        ("TypeError: attend(): argument 'mask' must be Tensor, not Mask", "return attend(q, k, mask)"),
+        ("UnboundLocalError: local variable 'x' referenced before assignment", "return x"),
+        ("AttributeError: 'NoneType' object has no attribute 'shape'", "return self.cache.shape"),
+        ("IndexError: list index out of range", "return self.buckets[index]"),
+        ("ValueError: No attention backend is available for these inputs", "raise ValueError("),
+        ("ValueError: inconsistent internal state, please report this", "raise ValueError("),
+        ("NotImplementedError: ring attention isn't implemented", "raise NotImplementedError("),
+    ],
+)
+def test_what_a_library_raises_about_itself_is_told_as_likely(exception: str, code: str) -> None:
+    told = judged(exception, OWN, within("somelib", code))
+    assert told.verdict.raised is not None
+    assert fault_of(told.verdict.raised) is BlamedCode.LIBRARY
+    (opinion,) = told.opinions
+    assert not opinion.suspect.sure
+    assert "within somelib; perhaps the script uses it wrongly" in headline(told)
+    assert "No illness" not in opinion.finding.cause
+    assert "somelib/core.py, line 7 in inner" in opinion.finding.cause
+    assert "train.py, line 40" in opinion.finding.cause
+    assert any(
+        "pip list" in command and "somelib" in command for fix in opinion.finding.fixes for command in fix.commands
+    )
+    assert "nothing speaks of" not in outcome(told)
+
+
+def test_torchs_complaint_of_shapes_is_the_callers_where_the_script_called_torch() -> None:
+    words = "RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x12 and 16x32)"
+    linear = (f"{SITE}/torch/nn/modules/linear.py", 134, "forward", "return F.linear(x)")
+    assert fault(words, OWN, linear) is BlamedCode.ARGUMENTS
+    assert fault(words, OWN, within("somelib", "self.proj(x)"), linear) is BlamedCode.LIBRARY
+    assert fault("RuntimeError: bad magic of the stream", OWN, linear) is BlamedCode.LIBRARY
+
+
+def test_an_exception_without_its_traceback_is_most_likely_the_scripts() -> None:
+    told = judge_log(read("[rank2]: KeyError: 'target'\n"), catalogue())
+    assert "most likely of an ordinary error in the script" in headline(told)
+    assert "No traceback tells where it was raised" in told.opinions[0].finding.cause
+
+
+def test_an_assertion_without_words_is_told_by_its_code() -> None:
+    assert "AssertionError: assert self.ready" in headline(
+        judged("AssertionError", OWN, within("lib", "assert self.ready"))
+    )
+
+
+def test_the_settings_that_a_message_asks_for_are_a_command() -> None:
+    words = "ValueError: no kernel fits. Run with LIB_DEBUG=1 LIB_LEVEL=2 to see why."
+    told = judged(words, OWN, within("somelib", "raise ValueError("))
+    assert told.opinions[0].finding.fixes[0].commands == ("export LIB_DEBUG=1", "export LIB_LEVEL=2")
+
+
+@pytest.mark.parametrize(
+    ("path", "package"),
+    [
+        (f"{SITE}/deepspeed/runtime/zero/stage3.py", "deepspeed"),
+        (f"{SITE}/six.py", "six"),
+        ("/x/site-packages/foo-1.2-py3.7.egg/foo/a.py", "foo"),
+        ("C:\\env\\lib\\site-packages\\datasets\\builder.py", "datasets"),
+        ("/usr/lib/python3.11/json/decoder.py", "Python"),
+        ("<frozen importlib._bootstrap>", "Python"),
+        (".../torch/cuda/amp/grad_scaler.py", "torch"),
+        ("/src/pytorch/torch/nn/modules/module.py", "torch"),
+        (".../mmcv/runner/hooks/optimizer.py", "mmcv"),
+        (".../train.py", ""),
+        ("/home/grace/torch/train.py", ""),
+        ("/home/grace/torch/run.py", ""),
+        ("/home/grace/examples/torch/distributed/train.py", ""),
+        ("/home/grace/datasets/make.py", ""),
+    ],
+)
+def test_the_package_of_a_file(path: str, package: str) -> None:
+    assert library_of(path) == package
