@@ -11,6 +11,7 @@ from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.log_signs import SignRole
 from ddpdoctor.base.text import listed
 from ddpdoctor.base.unknown import Maybe, if_known, known
+from ddpdoctor.checks.torch.unbuilt_parts import which_part, with_loaders_in_vain
 from ddpdoctor.engine.log_traits import Particulars
 from ddpdoctor.engine.registry import LogTraits, check, judged_apart, leave_untested, required, requires
 from ddpdoctor.facts.extensions import Extension, Extensions, SharedObject
@@ -71,7 +72,12 @@ def _is_of_another(seen: SignMatch, log: Log) -> bool:
     return built or _is_of_own_script(seen, log)
 
 
-@check("extension-abi-mismatch", severity=FAIL, owner=Owner.USER, log=LogTraits(refuted=_is_of_another))
+@check(
+    "extension-abi-mismatch",
+    severity=FAIL,
+    owner=Owner.USER,
+    log=LogTraits(refuted=_is_of_another, revises=with_loaders_in_vain, particulars=which_part),
+)
 def extension_abi_mismatch(extensions: Extensions, target_python: TargetPython, torch: Torch) -> Iterator[Finding]:
     """A compiled extension was built for another torch, CUDA or Python.
 
