@@ -63,6 +63,13 @@ _OF_PEERS: Final = compile_lazily(
 )
 """How a rank says that another one went away, or never came."""
 
+_TOLD_ABOVE: Final = compile_lazily(
+    r"(?i)\b(?:see|check|look|read|refer)\b.{0,60}\b(?:above|further up)\b.{0,40}\b(?:actual|original|real|underlying|root|errors?|exceptions?|tracebacks?|causes?|reason)\b"
+    r"|\b(?:see|check|look|read|refer)\b.{0,40}\b(?:errors?|exceptions?|tracebacks?|stack ?traces?|error messages?) (?:\w+ ){0,2}above\b"
+    r"|\bnot the (?:actual|real|original) error\b|\blook up to see\b"
+)
+"""Words of an exception that only tells where the error is to be read."""
+
 _OF_DISTRIBUTED: Final = compile_lazily(
     r"^torch\.distributed\.|^(?:torch\.)?(?:Dist\w+Error|Rendezvous\w+Error)$|^torch\.AcceleratorError$|^c10"
 )
@@ -171,9 +178,14 @@ def is_of_parent(raised: LoggedException) -> bool:
     return "reduction.pickle.load(from_parent)" in raised.frames[-1].code
 
 
+def is_told_above(raised: LoggedException) -> bool:
+    """Whether it says itself that the error stands elsewhere, before it."""
+    return bool(_TOLD_ABOVE.search(raised.message))
+
+
 def is_of_peers(raised: LoggedException) -> bool:
-    """Whether it reports that another rank, or the process that started it, is gone or late."""
-    if is_of_parent(raised):
+    """Whether it reports that another rank, the process that started it, or one that it waits for is gone or late."""
+    if is_of_parent(raised) or is_told_above(raised):
         return True
     over_network = _is_distributed(raised) or short_name(raised.exception) in ("RuntimeError", "BrokenPipeError")
     return over_network and bool(_OF_PEERS.search(raised.message))

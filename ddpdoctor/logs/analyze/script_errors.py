@@ -181,6 +181,19 @@ def fault_words(raised: LoggedException) -> str:
     )
 
 
+def fixes_of_a_race(said: str) -> tuple[Fix, ...]:
+    """Say what to do where a rank finds that a file is there already which it wanted to make, or to unpack."""
+    if not said.startswith("FileExistsError"):
+        return ()
+    return (
+        Fix(
+            "Several ranks may have made it at the same time, as each of them downloads or unpacks the same data: make it once before the run, "
+            "or let one rank do it while the others wait; of a folder, os.makedirs(path, exist_ok=True) does",
+            ("if dist.get_rank() == 0: make_it()", "dist.barrier()"),
+        ),
+    )
+
+
 _SETTINGS: Final = compile_lazily(r"(?<![\w=])[A-Z][A-Z0-9_]{3,40}=[\w.:/-]+(?<![.:])")
 """Of the environment, with which a message asks for another run."""
 
@@ -189,6 +202,8 @@ def fault_fixes(raised: LoggedException, log: Log) -> tuple[Fix, ...]:
     """Say what decides: what the message asks for itself, and which release it is of the package that raised it."""
     if meaning := meaning_of(raised):
         return (Fix(meaning.fix, _SHOW_GRADIENTS),)
+    if race := fixes_of_a_race(said_of(raised)):
+        return race
     settings = _SETTINGS.findall(raised.message)
     asked = (Fix("Its own words ask for another run, with", tuple(f"export {setting}" for setting in settings)),)
     package = raiser_of(raised)

@@ -20,7 +20,7 @@ from ddpdoctor.logs.analyze.illness_traits import is_grave, is_of_host, is_of_ne
 from ddpdoctor.logs.analyze.order import MERE_HINT, lead_of, weight
 from ddpdoctor.logs.analyze.rank_attribution import RankEvidence, attribute, exit_of, own_exit, silent_ranks
 from ddpdoctor.logs.analyze.script_errors import is_surely_the_scripts, program_that_failed
-from ddpdoctor.logs.analyze.survival import ended_well, got_over, merely_said, survived
+from ddpdoctor.logs.analyze.survival import MAX_LINES_OF_MESSAGE, ended_well, got_over, merely_said, survived
 from ddpdoctor.logs.analyze.suspects import MAX_SUSPECTS, EvidencePosition, Ranked, beside, chosen, ranked_suspects
 from ddpdoctor.logs.analyze.suspects import Suspect as Suspect
 from ddpdoctor.logs.analyze.timeline import Timeline, says_much
@@ -124,7 +124,9 @@ def _of_attempt(log: Log, catalogue: Catalogue) -> LogVerdict:
     own = [
         failure
         for failure in failures
-        if not failure.is_effect and not (fallen and weight(failure, course) == MERE_HINT)
+        if not failure.is_effect
+        and not (fallen and weight(failure, course) == MERE_HINT)
+        and not _breaks_off_behind_an_effect(failure, failures)
     ]
     effects = tuple(seen for failure in failures for seen in failure.effects)
     lead = lead_of(own, course)
@@ -157,6 +159,20 @@ def _of_attempt(log: Log, catalogue: Catalogue) -> LogVerdict:
         others=_others(lead, own, course),
         said=_said_before(course, lead) if (lead.exited or lead.raises(is_cut)) and not lead.signs else (),
         ended_well=outcome is RunOutcome.ILLNESS and _only_warns(course),
+    )
+
+
+def _breaks_off_behind_an_effect(failure: Failure, others: Sequence[Failure]) -> bool:
+    """Whether it is a traceback without its end right behind the words of the same stream on a process that is gone: what waited for it, in
+    another thread, falls with it."""
+    if not failure.raises(is_cut):
+        return False
+    return any(
+        other.effects
+        and other.raised is not None
+        and other.line.stream == failure.line.stream
+        and 0 < failure.began.number - other.over.number <= MAX_LINES_TO_LAUNCHER
+        for other in others
     )
 
 
@@ -296,8 +312,8 @@ def _just_before(end: LogLine, course: Timeline) -> LogLine | None:
 
 
 def _lines_to_launcher(error: LogLine) -> int:
-    """Count the lines within which a launcher speaks of an error: behind a name alone its message comes first."""
-    return MAX_LINES_TO_LAUNCHER * (2 if error.text.endswith(":") else 1)
+    """Count the lines within which a launcher speaks of an error: behind an exception's name the rest of its message comes first."""
+    return MAX_LINES_OF_MESSAGE if NAMED.match(error.text) else MAX_LINES_TO_LAUNCHER
 
 
 def _last_errors(course: Timeline) -> list[LogLine]:

@@ -383,7 +383,8 @@ class LineJudge:
         """Join the name of an exception with the first line of its message, which stands below it."""
         _, _, rest = spot.text[spot.start : spot.start + MAX_LINE_BYTES].partition(b"\n")
         below = self.labelled(rest.lstrip(b"\r\n").partition(b"\n")[0])
-        mine = below.rank in (None, line.rank) and below.text[:1].isspace()
+        # A path or a value that was too long for the line stands in quotation marks.
+        mine = below.rank in (None, line.rank) and below.text.startswith((" ", "\t", "'", '"'))
         return msgspec.structs.replace(line, text=f"{line.text} {below.text.strip()}") if mine else line
 
     def _quoted(self, spot: Spot, line: LogLine, literal: str) -> bool:

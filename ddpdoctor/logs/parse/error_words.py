@@ -15,8 +15,8 @@ from ddpdoctor.logs.launch_failures import BESIDE_GIVING_UP, GIVES_UP, STARTS_AG
 _NO_FIGURE: Final = r"(?! ?[-+]?(?:\d*\.\d+|\d+(?:[eE][-+]?\d+)?(?=\s*(?:[,|%\])}]|$))|nan\b|inf\b|null\b|None\b|0\b|False\b|false\b|\"\"))"
 """What stands behind the name of a metric or a field is no error."""
 _NAMED: Final = r"^(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception):\s*$"
-_NAME_ALONE: Final = compile_lazily(_NAMED)
-"""An exception whose message stands on the next lines, where an editor has taken the blank at this one's end."""
+_NAME_ALONE: Final = compile_lazily(_NAMED.replace(r":\s*$", r":(?: .{1,200}:)?\s*$"))
+"""An exception whose message stands or goes on on the next lines, where an editor has taken the blank at this one's end."""
 _GLOG: Final = (
     r"(?:\[[EF](?:\d{3,4} \d\d:\d\d:\d\d\.\d+ +(?:\d+ )?| )|(?<![\w.-])[EF]\d{4} \d\d:\d\d:\d\d\.\d+ +(?:\d+ )?)"
     r"[\w./<>-]+\.(?:[ch]pp|h|cuh?|py):\d+\]"
@@ -133,7 +133,7 @@ def is_ignored(before: Iterable[str]) -> bool:
 
 
 def is_name_alone(text: str) -> bool:
-    """Whether it is the name of an exception whose message stands on the next lines."""
+    """Whether it is the name of an exception whose message stands, or goes on, on the next lines."""
     return text.endswith(":") and bool(_NAME_ALONE.match(text))
 
 

@@ -14,6 +14,7 @@ from ddpdoctor.knowledge.hang_causes import HangCause
 from ddpdoctor.logs.analyze.deciding_commands import host_named
 from ddpdoctor.logs.analyze.endings import signal_of
 from ddpdoctor.logs.analyze.related_lines import nccl_may_say_more
+from ddpdoctor.logs.analyze.script_errors import fixes_of_a_race
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome
 from ddpdoctor.logs.diagnosis import LogJudgement
 from ddpdoctor.logs.exceptions import is_of_parent
@@ -65,6 +66,8 @@ def _of_the_unknown(judgement: LogJudgement, there: str) -> tuple[Fix, ...]:
         return ()
     if absent := _not_found([words, *(error.text for error in judgement.log.errors)]):
         return absent
+    if race := fixes_of_a_race(words):
+        return race
     steps = [_kernel_knows(judgement.catalogue)] if _was_killed(verdict) else []
     steps.append(Fix(f"Look at {there}", ("ddpdoctor check",)))
     if nccl_may_say_more(verdict.lead, verdict.raised, judgement.log, words):

@@ -6,9 +6,11 @@ import pytest
 
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.logs.analyze.script_errors import BlamedCode, fault_of
+from ddpdoctor.logs.analyze.verdict import RunOutcome
 from ddpdoctor.logs.diagnosis import LogJudgement, judge_log
 from ddpdoctor.logs.exceptions import library_of
 from ddpdoctor.logs.render.headline import headline, outcome
+from ddpdoctor.logs.render.next_steps import next_steps
 from tests.support.logs_by_hand import read
 
 SITE = "/opt/env/lib/python3.11/site-packages"
@@ -137,3 +139,45 @@ def test_the_settings_that_a_message_asks_for_are_a_command() -> None:
 )
 def test_the_package_of_a_file(path: str, package: str) -> None:
     assert library_of(path) == package
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "a worker failed. Please check the print statements above for the actual error message",
+        "This is not the actual error message! Look further up your stdout",
+        "see above for the original traceback",
+        "training failed, see the error message above",
+    ],
+)
+def test_what_says_itself_that_the_error_stands_above_is_no_cause(words: str) -> None:
+    raised = f"RuntimeError: {words}"
+    alone = judged(raised, OWN)
+    assert alone.verdict.outcome is RunOutcome.EFFECTS_ONLY
+    first = 'Traceback (most recent call last):\n  File "/home/grace/data.py", line 3, in get\n    return table[key]\nKeyError: 9\n'
+    then = f'Traceback (most recent call last):\n  File "/home/grace/train.py", line 40, in main\n    run()\n{raised}\n'
+    lead = judge_log(read(first + then), catalogue()).verdict.lead
+    assert lead is not None
+    assert lead.text == "KeyError: 9"
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["the loss is above 10", "see the docs for the options", "values above the limit raise an error", "look here"],
+)
+def test_other_words_with_above_are_the_scripts_own_error(words: str) -> None:
+    assert judged(f"RuntimeError: {words}", OWN).verdict.outcome is RunOutcome.USER_ERROR
+
+
+@pytest.mark.parametrize("between", ["", "\n", "\none more line of it\n\n"])
+def test_an_exception_whose_message_goes_on_is_told_before_the_launchers_word(between: str) -> None:
+    text = f"FileExistsError: [Errno 17] File exists:\n'/data/sets/eeg/S043'\n{between}srun: error: node7: task 3: Exited with exit code 1\n"
+    told = judge_log(read(text), catalogue())
+    assert "FileExistsError: [Errno 17] File exists: '/data/sets/eeg/S043'" in headline(told)
+    assert any("let one rank do it" in step.text for step in next_steps(told))
+
+
+def test_an_exception_that_was_long_past_is_not_why_the_launcher_saw_an_end() -> None:
+    steps = "".join(f"epoch 1 step {step} loss 0.5\n" for step in range(8))
+    text = f"ValueError: sample 7 is empty:\n{steps}srun: error: node7: task 3: Exited with exit code 1\n"
+    assert "ValueError" not in headline(judge_log(read(text), catalogue())).partition("before that")[0]
