@@ -1,0 +1,306 @@
+"""Versions that don't fit each other, as an exception shows them by its kind and by whose code raised it. Pure.
+
+What a script calls wrongly, its own line shows. What the code of one installed package asks of another one, and isn't there, no line of
+the script explains: that package was written for another release of the other one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from sys import stdlib_module_names
+from typing import Final
+
+import msgspec
+
+from ddpdoctor.base.lazy_patterns import compile_lazily
+from ddpdoctor.facts.log import LogFrame, LoggedException
+from ddpdoctor.logs.analyze.script_errors import PACKAGES
+from ddpdoctor.logs.exceptions import is_of_library, package_of, short_name, with_slashes
+
+
+class Misfit(msgspec.Struct, frozen=True, kw_only=True):
+    """Two things of different versions.
+
+    sure: nothing of the script's can be the reason. packages: whose releases are to be looked at, as they are imported. frame: the
+    call that met it. sought: a name in that frame's file that tells which package it is of.
+    """
+
+    summary: str
+    cause: str
+    packages: tuple[str, ...]
+    sure: bool = False
+    frame: LogFrame | None = None
+    sought: str = ""
+
+
+_PYTHON: Final = "Python"
+_SHADOWED: Final = compile_lazily(r"partially initialized|circular import|consider renaming|is not a package")
+"""Python's words where a file of the script's has a package's name, or modules import each other."""
+
+
+def misfit_of(raised: LoggedException) -> Misfit | None:
+    """Tell which versions don't fit, where the exception shows that."""
+    judge = _JUDGES.get(short_name(raised.exception))
+    if judge is None or not raised.frames or _SHADOWED.search(raised.message):
+        return None
+    return judge(raised)
+
+
+# --- calls ------------------------------------------------------------------------------------------------------------------
+
+
+_ARGUMENTS: Final = compile_lazily(
+    r"(?P<what>[\w.]+)\(\) (?:got an unexpected keyword argument(?: '(?P<keyword>\w+)')?|missing \d+ required (?:positional|keyword-only) arg"
+    r"|takes (?:no|from|exactly|at (?:least|most)|\d).{0,60} given\b)"
+)
+_CALL: Final = compile_lazily(r"(?P<owner>(?:[\w.]+\.)?)(?P<name>\w+)\(")
+_HANDED_ON: Final = compile_lazily(r"[(,]\s*\*{1,2}[\w(]")
+_CARRIER: Final = "torch/nn/modules/module.py"
+"""Calls the forward() of a module with what the module was called with."""
+_TORCH: Final = "torch"
+"""It lies below all others, and calls what it was given."""
+_INIT: Final = "__init__"
+
+
+def _of_call(raised: LoggedException) -> Misfit | None:
+    found = _ARGUMENTS.match(raised.message)
+    if found is None:
+        return None
+    what, keyword = found["what"], found["keyword"] or ""
+    passes = re.compile(rf"\b{keyword}\s*=(?!=)") if keyword else None
+    frames = list(raised.frames)
+    while frames and package_of(frames[-1].path) and _HANDED_ON.search(frames[-1].code):
+        if passes and passes.search(frames[-1].code):
+            break
+        frames.pop()
+    inner = raised.frames[len(frames) :]
+    caller = frames[-1] if frames else None
+    package = package_of(caller.path) if caller else ""
+    said_by_script = bool(passes and raised.own and passes.search(raised.own.code))
+    if caller is None or not package:
+        return None if said_by_script else _from_a_file(what, keyword, inner)
+    own_choice, fits = _called(what, caller.code)
+    explicit = bool(passes and passes.search(caller.code))
+    by_module = bool(inner) and with_slashes(inner[0].path).endswith(_CARRIER) and caller.code.endswith("(")
+    sure = own_choice and not inner and not said_by_script and (explicit or _is_class(what, caller.code))
+    if not sure and (package == _TORCH or not (explicit or fits or by_module)):
+        return None
+    how = f"an argument '{keyword}' that it doesn't take" if keyword else "other arguments than it takes"
+    shown = what.removesuffix(f".{_INIT}") if what != _INIT else _class_called(caller.code)
+    return Misfit(
+        summary=f"{package} calls {shown}() with {how}: versions don't fit",
+        cause=f"The call stands in {package}'s own code, which was written for another release of the package that {shown}() is of."
+        + (
+            ""
+            if sure
+            else f" Unless it is a function or class of your own, which {package} calls: then that is to take these arguments."
+        ),
+        packages=(package,),
+        sure=sure,
+        frame=caller,
+        sought=shown.rpartition(".")[2] if fits else "",
+    )
+
+
+def _called(what: str, code: str) -> tuple[bool, bool]:
+    """(a function or class that the code names itself, it names that one at all)."""
+    class_or_function = what.removesuffix(_INIT).rstrip(".").rpartition(".")[2]
+    calls = [
+        call
+        for call in _CALL.finditer(code)
+        if call["name"] == class_or_function or (what == _INIT and call["name"][:1].isupper())
+    ]
+    by_super = what.endswith(_INIT) and f").{_INIT}(" in code
+    own_choice = any(_is_own_choice(call["owner"], call["name"]) for call in calls)
+    return own_choice, bool(calls) or by_super
+
+
+_GIVEN: Final = compile_lazily(
+    r"(?:^|_)(?:fn|func|function|callback|hook|closure|transform|metrics?)$|^(?:compute|collate|on)_"
+)
+"""Names under which a package calls what it was given."""
+
+
+def _is_own_choice(owner: str, name: str) -> bool:
+    """Whether a package's code names a class or a function of some module, and no method of an object that it was given."""
+    if name[:1].isupper():
+        return not owner.startswith(("self.", "cls."))
+    return not owner and not _GIVEN.search(name)
+
+
+def _is_class(what: str, code: str) -> bool:
+    return what.endswith(_INIT) and _class_called(code) != _INIT
+
+
+def _class_called(code: str) -> str:
+    return next((call["name"] for call in _CALL.finditer(code) if call["name"][:1].isupper()), _INIT)
+
+
+def _from_a_file(what: str, keyword: str, inner: tuple[LogFrame, ...]) -> Misfit | None:
+    """An argument of a class that the script's line doesn't name, and a package hands on."""
+    if not (inner and keyword and what.endswith(_INIT)):
+        return None
+    package = package_of(inner[-1].path)
+    shown = what.removesuffix(f".{_INIT}") if what != _INIT else "a class of its own"
+    return Misfit(
+        summary=f"{package} builds {shown} with an argument '{keyword}' that it doesn't take: it is of another version than what gives it that",
+        cause=f"The script's line doesn't name '{keyword}': it mostly comes from a file (a configuration, an adapter) that a newer {package} wrote.",
+        packages=(package,),
+        frame=inner[-1],
+    )
+
+
+# --- attributes -------------------------------------------------------------------------------------------------------------
+
+
+_OF_MODULE: Final = compile_lazily(r"module '?(?P<module>\w[\w.]*)'? has no attribute '?(?P<name>\w+)'?")
+_OF_TYPE: Final = compile_lazily(r"type object '(?P<kind>[A-Z]\w*)' has no attribute '(?P<name>\w+)'")
+_OF_OBJECT: Final = compile_lazily(
+    r"'(?!NoneType\b|Namespace\b)(?P<kind>[A-Z]\w*)' object has no attribute '(?P<name>\w+)'"
+)
+_GETTERS: Final = ("__getattr__", "__getattribute__")
+
+
+def _of_attribute(raised: LoggedException) -> Misfit | None:
+    frames = list(raised.frames)
+    while frames and frames[-1].function.rpartition(".")[2] in _GETTERS:
+        frames.pop()
+    if not frames:
+        return None
+    asker, package = frames[-1], package_of(frames[-1].path)
+    if not package and is_of_library(asker.path):
+        return None
+    if found := _OF_MODULE.match(raised.message):
+        known = {package_of(frame.path) for frame in raised.frames} | PACKAGES.keys()
+        # What a setting names, and getattr() asks for, may be misspelt there.
+        named, module = found["name"] in asker.code, found["module"]
+        itself = "." in module or any(package_of(frame.path) == module for frame in raised.frames)
+        what = f"{module}.{found['name']}"
+        return _lacks(what, module, asker, package, known, itself=named and itself) if package or named else None
+    if found := _OF_TYPE.match(raised.message):
+        if not package and f"{found['kind']}.{found['name']}" not in asker.code:
+            return None
+        whose = f"{package} asks" if package else "The script asks"
+    elif found := _OF_OBJECT.match(raised.message):
+        # A class that lacks what is its own was not made to its end.
+        if package in ("", _TORCH) or not asker.code or f"self.{found['name']}" in asker.code:
+            return None
+        whose = f"{package} asks"
+    else:
+        return None
+    kind, name = found["kind"], found["name"]
+    own = f"Unless {kind} is a class of your own, which lacks it, or not the one that belongs there."
+    return Misfit(
+        summary=f"{whose} {kind} for {name}, which it hasn't got: versions don't fit",
+        cause=f"{package or 'The script'} was written for another release of the package that {kind} is of. {own}",
+        packages=(package,) if package else (),
+        frame=asker,
+        sought=kind if f"{kind}." in asker.code else "",
+    )
+
+
+def _lacks(
+    what: str, module: str, asker: LogFrame, package: str, known: set[str], *, itself: bool = True
+) -> Misfit | None:
+    """Judge that a module lacks something. known: packages that are surely installed ones. itself: it is that very package, and no folder of its name."""
+    other = module.partition(".")[0]
+    if module == "__main__":
+        return None
+    if other == package:
+        return Misfit(
+            summary=f"{package} doesn't find its own {what}: files of two releases are mixed, or a part of it isn't installed",
+            cause=f"One file of {package} asks for what another one hasn't got: an update that was broken off, or two installations of it.",
+            packages=(package,),
+            frame=asker,
+        )
+    of_python = other in stdlib_module_names
+    if not package and not of_python and other not in known:
+        return None
+    whose = package or "The script"
+    name = _PYTHON if of_python else other
+    hidden = f" Unless the name is misspelt, or a file or folder of yours that is called {other} hides it."
+    return Misfit(
+        summary=f"{whose} asks for {what}, which the installed {name} doesn't have: versions don't fit",
+        cause=f"{whose} was written for another release of {name}."
+        + ("" if package and itself and not of_python else hidden),
+        packages=tuple(each for each in (package, "" if of_python else other) if each),
+        sure=bool(package) and itself and not of_python,
+        frame=asker,
+    )
+
+
+# --- imports ----------------------------------------------------------------------------------------------------------------
+
+
+_CANNOT: Final = compile_lazily(
+    r"cannot import name '?(?P<name>\w+)'?(?: from '(?P<module>[\w.]+)')?(?: \((?P<path>/[^)]*|[A-Z]:[^)]*)\))?"
+)
+_FROM: Final = compile_lazily(r"from (?P<module>\w[\w.]*) import ")
+_NO_MODULE: Final = compile_lazily(r"No module named '?(?P<module>\w+(?:\.\w+)+)'?$")
+_PYTHONS: Final = compile_lazily(r"/lib(?:64)?/python\d[\d.]*/(?!(?:site|dist)-packages/)")
+
+
+def _of_import(raised: LoggedException) -> Misfit | None:
+    importer = next(
+        (frame for frame in reversed(raised.frames) if package_of(frame.path) or not is_of_library(frame.path)), None
+    )
+    if importer is None:
+        return None
+    package = package_of(importer.path)
+    if found := _NO_MODULE.match(raised.message):
+        module = found["module"]
+        top, _, rest = module.partition(".")
+        # A folder of that name would lack the part above, too.
+        itself = top in PACKAGES and module not in PACKAGES and ("." in rest or top == _TORCH)
+        return _lacks(module, module, importer, package, set(PACKAGES), itself=itself)
+    found = _CANNOT.match(raised.message)
+    if found is None:
+        return None
+    told = _FROM.match(importer.code)
+    module = found["module"] or (told["module"] if told else "")
+    if not module:
+        return None
+    what, path = f"{module}.{found['name']}", with_slashes(found["path"] or "")
+    other = package_of(path)
+    if not path or other or _PYTHONS.search(path):
+        return _lacks(what, module, importer, package, {other, *PACKAGES}, itself=bool(path))
+    return _of_source_trees(what, module, path, importer, package)
+
+
+def _of_source_trees(what: str, module: str, path: str, importer: LogFrame, package: str) -> Misfit | None:
+    """Judge what a module that isn't installed lacks: it is of a source tree, or a folder of the script's own."""
+    tree = path.partition(f"/{module.replace('.', '/')}")[0]
+    if not tree or with_slashes(importer.path).startswith(f"{tree}/") or not importer.path.startswith("/"):
+        return None
+    other = module.partition(".")[0]
+    return Misfit(
+        summary=f"{tree} has no {what}, which {package or 'other code'} asks of it: versions don't fit",
+        cause=f"{package or importer.path} was written for another release of {other} than the one that lies in {tree}; or what lies there is "
+        "something else of that name, which hides the package that is meant.",
+        packages=tuple(each for each in (package, other) if each),
+        frame=importer,
+    )
+
+
+# --- files ------------------------------------------------------------------------------------------------------------------
+
+
+def _of_key(raised: LoggedException) -> Misfit | None:
+    """The kinds of models that a release knows are the keys of a table."""
+    if not with_slashes(raised.frames[-1].path).endswith("transformers/models/auto/configuration_auto.py"):
+        return None
+    return Misfit(
+        summary=f"transformers knows no model of type {raised.message}: most likely it is older than the model",
+        cause="The model's config.json names its type, and the installed transformers has none of that name.",
+        packages=("transformers",),
+    )
+
+
+_JUDGES: Final[dict[str, Callable[[LoggedException], Misfit | None]]] = {
+    "TypeError": _of_call,
+    "AttributeError": _of_attribute,
+    "ImportError": _of_import,
+    "ModuleNotFoundError": _of_import,
+    "KeyError": _of_key,
+}
