@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -73,40 +73,30 @@ def with_site_signs(checks: Catalogue, paths: Sequence[str] = ()) -> Catalogue:
     Raises:
         SignFileError: one of those can't be read, or is wrong. Of the folders that nobody named, what is wrong is told and left out.
     """
-    files = []
+    files = list(files_of_host(checks))
     for path in paths:
         inside = _files_in(path) if os.path.isdir(path) else [path]  # noqa: PTH112
         if not inside:
             raise SignFileError(f"{path}: no file there ends in .toml")
-        for name in inside:
-            files.append(_read(name))
-            _verify(files[-1], checks)
-    found = (*files_of_host(checks), *files)
-    return _extended(checks, found) if found else checks
+        files += [_read(name, checks) for name in inside]
+    return _extended(checks, tuple(files)) if files else checks
 
 
 @cache
 def files_of_host(checks: Catalogue) -> tuple[SignFile, ...]:
+    settings = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111
+    folders = [SYSTEM_FOLDER, *([f"{settings}/ddpdoctor/signs"] if os.path.isabs(settings) else ())]  # noqa: PTH117
     files = []
-    for path in (path for folder in _folders_of_host() for path in _files_in(folder)):
+    for path in (path for folder in folders for path in _files_in(folder)):
         try:
             if foothold := foothold_on(path):
                 raise SignFileError(f"{path}: {foothold.words}")
-            file = _read(path)
-            _verify(file, checks)
-            files.append(file)
+            files.append(_read(path, checks))
         except SignFileError as error:
             remark(one_line(f"signs not used: {error}"))
         except OSError as error:
             remark(one_line(f"signs not used: {path}: {error.strerror}"))
     return tuple(files)
-
-
-def _folders_of_host() -> Iterator[str]:
-    yield SYSTEM_FOLDER
-    settings = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111
-    if os.path.isabs(settings):  # noqa: PTH117
-        yield f"{settings}/ddpdoctor/signs"
 
 
 def _files_in(folder: str) -> list[str]:
@@ -116,7 +106,7 @@ def _files_in(folder: str) -> list[str]:
         return []
 
 
-def _read(path: str) -> SignFile:
+def _read(path: str, known: Catalogue) -> SignFile:
     try:
         written = read_start(path, MAX_BYTES + 1)
         if len(written) > MAX_BYTES:
@@ -131,7 +121,9 @@ def _read(path: str) -> SignFile:
         pages = msgspec.convert(tables.pop(PAGES, {}), dict[str, SitePage])
     except msgspec.ValidationError as error:
         raise SignFileError(f"{path}: {PAGES}: {error}") from error
-    return SignFile(path, tuple(pages.items()), tuple(make_signs(tables, path).items()))
+    file = SignFile(path, tuple(pages.items()), tuple(make_signs(tables, path).items()))
+    _verify(file, known)
+    return file
 
 
 def _verify(file: SignFile, known: Catalogue) -> None:

@@ -6,6 +6,7 @@ from typing import Final
 
 from ddpdoctor.base.findings import Evidence
 from ddpdoctor.base.text import listed, one_line, plural
+from ddpdoctor.facts.log import Log
 from ddpdoctor.logs.analyze.good_runs import RunComparison, StoppedLine
 from ddpdoctor.logs.diagnosis import LogJudgement
 from ddpdoctor.logs.render.words import clock, place, quoted
@@ -16,7 +17,6 @@ MAX_DIFFERENCES: Final = 3
 NOT_ALL_COMPARED: Final = (
     "These runs have more kinds of lines than are kept: a line may be called new that a good run has as well"
 )
-_LABEL_WIDTH: Final = 7
 
 
 def comparison_section(judgement: LogJudgement, *, verbose: bool) -> Section:
@@ -38,38 +38,30 @@ def comparison_section(judgement: LogJudgement, *, verbose: bool) -> Section:
 
 def _differences(judgement: LogJudgement, compared: RunComparison, most: int | None) -> list[Block]:
     log = judgement.log
-    new = (compared.new_errors or compared.new)[:most]
-    blocks: list[Block] = [_labelled("new", quoted(line.text), place(log, line)) for line in new]
+    new, stopped = (compared.new_errors or compared.new)[:most], compared.stopped[:most]
+    told = [("new", quoted(line.text), place(log, line)) for line in new]
     if rest := compared.new_kinds - len(new):
         kinds = plural(rest, "other kind" if new else "kind")
-        known = f"{kinds} of lines, of which the report tells" if not compared.new else f"{kinds} of lines"
-        blocks.append(_labelled("" if new else "new", known, ""))
-    blocks += [
-        _labelled("missing", quoted(line.text), f"{one_line(line.file)}:{line.number}")
-        for line in compared.missing[:most]
+        elsewhere = "" if compared.new else ", of which the report tells"
+        told.append(("" if new else "new", f"{kinds} of lines{elsewhere}", ""))
+    told += [("missing", quoted(line.text), f"{one_line(line.file)}:{line.number}") for line in compared.missing[:most]]
+    told += [("stops", _how_it_stops(log, stop), place(log, stop.line)) for stop in stopped]
+    until = compared.alike_until
+    if until and until not in [stop.line for stop in stopped]:
+        told.append(("until", f"the latest line as good runs have it: {quoted(until.text)}", place(log, until)))
+    blocks: list[Block] = [
+        Paragraph(evidence_words(Evidence(text, source)), StyledText(label, "dim"), 9, 2)
+        for label, text, source in told
     ]
-    blocks += [
-        _labelled("stops", _how_it_stops(judgement, stopped), place(log, stopped.line))
-        for stopped in compared.stopped[:most]
-    ]
-    line = compared.alike_until
-    if line and line not in [stopped.line for stopped in compared.stopped[:most]]:
-        blocks.append(
-            _labelled("until", f"the latest line as good runs have it: {quoted(line.text)}", place(log, line))
-        )
-    if not (new or rest or compared.missing or compared.stopped):
+    if not (compared.new_kinds or compared.missing or stopped):
         blocks.insert(0, Paragraph("Every kind of line that stands in one of them stands in the other, too", indent=2))
     if not compared.whole:
         blocks.append(Paragraph(StyledText(NOT_ALL_COMPARED, "dim"), indent=2))
     return blocks
 
 
-def _how_it_stops(judgement: LogJudgement, stopped: StoppedLine) -> str:
+def _how_it_stops(log: Log, stopped: StoppedLine) -> str:
     """ "step 57 loss 0.3: 57 such lines, where good runs have 200; the last at 02:13:07"."""
     line = stopped.line
-    at = f"; the last at {clock(line.time + judgement.log.ahead)}" if line.time is not None and not line.lent else ""
+    at = f"; the last at {clock(line.time + log.ahead)}" if line.time is not None and not line.lent else ""
     return f"{quoted(line.text)}: {plural(stopped.times, 'such line')}, where good runs have {stopped.good_times}{at}"
-
-
-def _labelled(label: str, text: str, source: str) -> Paragraph:
-    return Paragraph(evidence_words(Evidence(text, source)), StyledText(label, "dim"), _LABEL_WIDTH + 2, 2)

@@ -7,17 +7,16 @@ from typing import Final
 
 import msgspec
 
+from ddpdoctor.base.grouping import grouped
 from ddpdoctor.facts.log import Log, LogLine, SignMatch
 from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.logs.analyze.good_runs import RunComparison
 from ddpdoctor.logs.analyze.verdict import RunOutcome
 from ddpdoctor.logs.diagnosis import Diagnosis, HostVerdict, LogJudgement
 from ddpdoctor.logs.render.headline import headline
-from ddpdoctor.logs.render.words import noise, own_errors, unread
+from ddpdoctor.logs.render.words import first_rank_and_host, noise, own_errors, unread
 from ddpdoctor.report.contract import Report, build_report, mirror, with_explanations
 from ddpdoctor.report.reported_log import (
-    HeldName,
-    OutcomeName,
     ReportedAttempt,
     ReportedComparison,
     ReportedEffect,
@@ -33,77 +32,60 @@ from ddpdoctor.report.reported_log import (
     ReportedSuspect,
 )
 
-OUTCOMES: Final[dict[RunOutcome, OutcomeName]] = {
-    RunOutcome.ILLNESS: "illness",
-    RunOutcome.USER_ERROR: "user-error",
-    RunOutcome.STOPPED: "stopped",
-    RunOutcome.UNRECOGNISED: "unrecognised",
-    RunOutcome.EFFECTS_ONLY: "effects-only",
-    RunOutcome.NOTHING: "nothing",
-}
-HELD: Final[dict[HostVerdict, HeldName]] = {
-    HostVerdict.CONFIRMED: "confirmed",
-    HostVerdict.CONTRADICTED: "contradicted",
-    HostVerdict.NOT_CONFIRMED: "not-confirmed",
-    HostVerdict.NOT_TESTED: "not-tested",
-}
 MAX_LINES: Final = 20
 MAX_CALLS: Final = 8
 
 
 def log_report(judgement: LogJudgement, *, with_facts: bool = False) -> Report:
     """with_facts: also all that was read of the log, and what is known of the host."""
-    report = build_report(
-        "diagnose-log",
-        [judgement.examination],
-        unread(judgement.log),
-        with_facts=with_facts,
-        of_all=judgement.word,
-    )
+    examination, problems = judgement.examination, unread(judgement.log)
+    report = build_report("diagnose-log", [examination], problems, with_facts=with_facts, of_all=judgement.word)
     report = with_explanations(report, judgement.explanations)
     # Without a host's facts nothing was passed, and nobody's host was judged.
-    return msgspec.structs.replace(report, host=judgement.examination.snapshot.host, log=reported_log(judgement))
+    return msgspec.structs.replace(report, host=examination.snapshot.host, log=reported_log(judgement))
 
 
 def reported_log(judgement: LogJudgement) -> ReportedLog:
     """All of it is taken from a judgement, whose text is without secrets."""
-    log, verdict = judgement.log, judgement.verdict
+    log, verdict, comparison = judgement.log, judgement.verdict, judgement.comparison
     lead, raised, exited = verdict.lead, verdict.raised, verdict.exited
-    rank = lead.rank if lead else None
+    rank, host = first_rank_and_host(verdict)
     return mirror(
         ReportedLog,
         log,
-        outcome=OUTCOMES[verdict.outcome],
+        outcome=_name(verdict.outcome),
         headline=headline(judgement),
-        lead=_line(log, lead) if lead else None,
-        rank=exited.rank if rank is None and exited else rank,
-        host=lead.host or (exited.host if exited else "") if lead else "",
-        time=lead.time if lead and not lead.lent else None,
-        exception=mirror(ReportedException, raised, calls=raised.frames[-MAX_CALLS:]) if raised else None,
-        exit=mirror(ReportedExit, exited) if exited else None,
+        lead=lead and _line(log, lead),
+        rank=rank,
+        host=host,
+        time=None if lead is None or lead.lent else lead.time,
+        exception=raised and mirror(ReportedException, raised, calls=raised.frames[-MAX_CALLS:]),
+        exit=exited and mirror(ReportedExit, exited),
         suspects=tuple(_suspect(log, opinion) for opinion in judgement.opinions),
         also=(
-            *(_own_error(judgement, *error) for error in own_errors(verdict)),
+            *(_own_error(judgement, words, line) for words, line in own_errors(verdict)),
             *(_suspect(log, diagnosis) for diagnosis in judgement.also),
         ),
-        comparison=_comparison(log, judgement.comparison) if judgement.comparison else None,
-        effects=_effects(log, verdict.effects),
+        comparison=comparison and _comparison(log, comparison),
+        effects=tuple(_effect(log, seen) for seen in grouped(verdict.effects, lambda effect: effect.sign).values()),
         noise=tuple(mirror(ReportedNoise, message) for message in noise(log, judgement.catalogue)),
         not_kept=log.more,
         rank_evidence=tuple(mirror(ReportedRankEvidence, piece) for piece in verdict.evidence),
         attempt=verdict.attempt,
         other_attempts=tuple(
-            ReportedAttempt(
-                attempt=log_verdict.attempt,
-                outcome=OUTCOMES[log_verdict.outcome],
-                lead=_line(log, log_verdict.lead) if log_verdict.lead else None,
-            )
-            for log_verdict in verdict.elsewhere
+            mirror(ReportedAttempt, other, outcome=_name(other.outcome), lead=other.lead and _line(log, other.lead))
+            for other in verdict.elsewhere
         ),
     )
 
 
+def _name(of: RunOutcome | HostVerdict) -> str:
+    """ "not-confirmed"."""
+    return of.name.lower().replace("_", "-")
+
+
 def _comparison(log: Log, comparison: RunComparison) -> ReportedComparison:
+    until = comparison.alike_until
     return mirror(
         ReportedComparison,
         comparison,
@@ -111,7 +93,7 @@ def _comparison(log: Log, comparison: RunComparison) -> ReportedComparison:
         new=tuple(_line(log, line) for line in comparison.new),
         missing=tuple(mirror(ReportedMissing, line) for line in comparison.missing),
         stopped=tuple(mirror(ReportedStop, stopped, line=_line(log, stopped.line)) for stopped in comparison.stopped),
-        alike_until=_line(log, comparison.alike_until) if comparison.alike_until else None,
+        alike_until=until and _line(log, until),
     )
 
 
@@ -126,7 +108,7 @@ def _suspect(log: Log, diagnosis: Diagnosis) -> ReportedSuspect:
         ReportedSuspect,
         diagnosis.suspect,
         lines=tuple(_line(log, sighting.line) for sighting in diagnosis.suspect.sightings[:MAX_LINES]),
-        held=HELD[held.standing] if held else None,
+        held=held and _name(held.standing),
         held_words=held.words if held else "",
     )
 
@@ -136,16 +118,7 @@ def _own_error(judgement: LogJudgement, words: str, line: LogLine) -> ReportedSu
     return ReportedSuspect(slug=slug, sure=False, why=words, lines=(_line(judgement.log, line),))
 
 
-def _effects(log: Log, effects: Sequence[SignMatch]) -> tuple[ReportedEffect, ...]:
-    kinds: dict[str, list[SignMatch]] = {}
-    for effect in effects:
-        kinds.setdefault(effect.sign, []).append(effect)
-    return tuple(
-        ReportedEffect(
-            sign=sign,
-            ranks=tuple(sorted({match.line.rank for match in seen if match.line.rank is not None})),
-            times=sum(match.times for match in seen),
-            first=_line(log, seen[0].line),
-        )
-        for sign, seen in kinds.items()
-    )
+def _effect(log: Log, seen: Sequence[SignMatch]) -> ReportedEffect:
+    ranks = sorted({match.line.rank for match in seen if match.line.rank is not None})
+    times = sum(match.times for match in seen)
+    return ReportedEffect(sign=seen[0].sign, ranks=tuple(ranks), times=times, first=_line(log, seen[0].line))

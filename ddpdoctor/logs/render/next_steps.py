@@ -22,22 +22,6 @@ from ddpdoctor.logs.launch_failures import is_of_launching, programs_missing
 from ddpdoctor.logs.render.words import first_words, more
 
 _KILLED: Final = re.compile(r"(?:\S+: )?Killed\b")
-_NO_MODULES: Final = Fix(
-    "`module` is a function of login shells: start the job script as one, or load it there",
-    ("#!/bin/bash -l", "source /etc/profile.d/modules.sh   # Lmod: /etc/profile.d/lmod.sh"),
-)
-_KEEP_ALL_WORDS: Final = Fix(
-    "So that the next run keeps every rank's words, start it with", ("ddpdoctor run -- torchrun ...",)
-)
-_ASK_NCCL: Final = Fix("Let the next run say more", ("export NCCL_DEBUG=INFO",))
-_TELL_US: Final = Fix(
-    "If it turns out to be an illness of the machine, its network or its packages, tell ddpdoctor's maintainers: the log's "
-    "lines around that place, and",
-    ("ddpdoctor check --markdown",),
-)
-_PARENT_KNOWS: Final = Fix(
-    "The process that started this one failed, or ended, before it had handed everything over: its own traceback says why"
-)
 
 
 def next_steps(judgement: LogJudgement, *, watched: bool = False) -> tuple[Fix, ...]:
@@ -50,12 +34,19 @@ def next_steps(judgement: LogJudgement, *, watched: bool = False) -> tuple[Fix, 
         return _of_the_unknown(judgement, there)
     if not judgement.names_no_cause:
         return ()
-    steps = [_PARENT_KNOWS] if verdict.raised and is_of_parent(verdict.raised) else []
+    steps = []
+    if verdict.raised and is_of_parent(verdict.raised):
+        text = "The process that started this one failed, or ended, before it had handed everything over: its own traceback says why"
+        steps.append(Fix(text))
     if not alone:
         text = f"Read the logs of all ranks and hosts together{_silent(judgement)}"
         steps.append(Fix(text, ("ddpdoctor diagnose-log FOLDER",)))
     steps += [*_left_early(judgement), _kernel_knows(judgement.catalogue)]
-    return tuple(steps if watched else [*steps, _KEEP_ALL_WORDS])
+    if not watched:
+        steps.append(
+            Fix("So that the next run keeps every rank's words, start it with", ("ddpdoctor run -- torchrun ...",))
+        )
+    return tuple(steps)
 
 
 def _of_the_unknown(judgement: LogJudgement, there: str) -> tuple[Fix, ...]:
@@ -71,8 +62,12 @@ def _of_the_unknown(judgement: LogJudgement, there: str) -> tuple[Fix, ...]:
     steps = [_kernel_knows(judgement.catalogue)] if _was_killed(verdict) else []
     steps.append(Fix(f"Look at {there}", ("ddpdoctor check",)))
     if nccl_may_say_more(verdict.lead, verdict.raised, judgement.log, words):
-        steps.append(_ASK_NCCL)
-    return (*steps, _TELL_US)
+        steps.append(Fix("Let the next run say more", ("export NCCL_DEBUG=INFO",)))
+    text = (
+        "If it turns out to be an illness of the machine, its network or its packages, tell ddpdoctor's maintainers: the log's "
+        "lines around that place, and"
+    )
+    return (*steps, Fix(text, ("ddpdoctor check --markdown",)))
 
 
 def _not_found(texts: Iterable[str]) -> tuple[Fix, ...]:
@@ -80,7 +75,9 @@ def _not_found(texts: Iterable[str]) -> tuple[Fix, ...]:
     programs = dict.fromkeys(program for text in texts for program in programs_missing(one_line(text)))
     fixes = []
     if "module" in programs:
-        fixes.append(_NO_MODULES)
+        text = "`module` is a function of login shells: start the job script as one, or load it there"
+        commands = ("#!/bin/bash -l", "source /etc/profile.d/modules.sh   # Lmod: /etc/profile.d/lmod.sh")
+        fixes.append(Fix(text, commands))
     if others := [program for program in programs if program != "module"]:
         text = f"PATH doesn't lead to {listed(others)}: activate the environment that has it in the job script itself, or give its full path"
         fixes.append(Fix(text, ("source /path/to/venv/bin/activate", "conda activate NAME")))
@@ -107,11 +104,8 @@ def _left_early(judgement: LogJudgement) -> tuple[Fix, ...]:
     """Advise where the launcher had nobody to end: a rank that is gone may have come to its end by itself, with fewer batches."""
     ended, catalogue = judgement.log.exited, judgement.catalogue
     effects = {effect.slug for effect in judgement.verdict.effects}
-    if (
-        not ended
-        or any(process_exit.told_to for process_exit in ended)
-        or effects != {catalogue.slug_for(HangCause.CRASHED)}
-    ):
+    nobody_told = ended and not any(process_exit.told_to for process_exit in ended)
+    if not nobody_told or effects != {catalogue.slug_for(HangCause.CRASHED)}:
         return ()
     text = "The launcher ended nobody, so another rank may have come to its end first: count each rank's batches before the loop"
     return (Fix(text, (f"ddpdoctor explain {catalogue.slug_for(HangCause.UNEVEN)}",)),)
