@@ -20,7 +20,7 @@ from ddpdoctor.logs.analyze.illness_traits import is_grave, is_of_host, is_of_ne
 from ddpdoctor.logs.analyze.order import MERE_HINT, lead_of, weight
 from ddpdoctor.logs.analyze.rank_attribution import RankEvidence, attribute, exit_of, own_exit, silent_ranks
 from ddpdoctor.logs.analyze.script_errors import is_surely_the_scripts, program_that_failed
-from ddpdoctor.logs.analyze.survival import MAX_LINES_OF_MESSAGE, ended_well, got_over, merely_said, survived
+from ddpdoctor.logs.analyze.survival import ended_well, got_over, merely_said, survived
 from ddpdoctor.logs.analyze.suspects import MAX_SUSPECTS, EvidencePosition, Ranked, beside, chosen, ranked_suspects
 from ddpdoctor.logs.analyze.suspects import Suspect as Suspect
 from ddpdoctor.logs.analyze.timeline import Timeline, says_much
@@ -312,8 +312,8 @@ def _just_before(end: LogLine, course: Timeline) -> LogLine | None:
 
 
 def _lines_to_launcher(error: LogLine) -> int:
-    """Count the lines within which a launcher speaks of an error: behind an exception's name the rest of its message comes first."""
-    return MAX_LINES_OF_MESSAGE if NAMED.match(error.text) else MAX_LINES_TO_LAUNCHER
+    """Count the lines within which a launcher speaks of an error: behind a name alone its message comes first."""
+    return MAX_LINES_TO_LAUNCHER * (2 if error.text.endswith(":") else 1)
 
 
 def _last_errors(course: Timeline) -> list[LogLine]:

@@ -58,11 +58,13 @@ _EXCEPTION: Final = re.compile(r"(?!nccl[A-Z])(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:
 _BEHIND_ANOTHER: Final = re.compile(r"[ |]|[0-9a-f]{7}")
 """Lines that the one above may tell the meaning of."""
 _OF_HOOK: Final = re.compile(rb"[^\n]{0,200}?\[rank\d{1,6}\]: ?[A-Za-z_][\w.]*: ")
+_GOES_ON: Final = rb"(?!(?i:[^\n]{0,200}\b(?:steps?|iter\w*|epoch|batch|loss|it/s|info|debug|warn\w*)\b)|\d|Traceback|[^\n]{0,40}wandb:)\S[^\n]*\n"
+"""A line of an exception's message, and none of a training's steps."""
 _LEAVES: Final = re.compile(
-    rb"[^\n]*\n(?:(?:\[[^\]\n]{1,40}\]:? ?)?wandb:[^\n]*\n|[ \t\r]*\n){1,60}"
-    rb"[^\n]{0,200}?\](?: \[\w+\])? (?:Sending process \d+ closing signal SIG|failed \(exitcode: )"
+    rb"[^\n]*\n(?:" + _GOES_ON + rb"){0,4}(?:(?:\[[^\]\n]{1,40}\]:? ?)?wandb:[^\n]*\n|[ \t\r]*\n){1,60}"
+    rb"[^\n]{0,200}?(?:\](?: \[\w+\])? (?:Sending process \d+ closing signal SIG|failed \(exitcode: )|(?:srun|slurmstepd): error: )"
 )
-"""Below a process's last word wandb sums the run up, and then a launcher says that one ended."""
+"""Below a process's last word and an empty line, or what wandb sums up, a launcher says that one ended."""
 
 
 class Spot(NamedTuple):
@@ -362,10 +364,12 @@ class LineJudge:
             behind: list[LogLine] = []
             self._gathered.error(line, behind)
             stream.wanting.append((behind, line.number + LOOK_AHEAD))
-        elif raised := bare(timed) or self._uncaught(spot, timed):
+            return
+        timed = self._with_message(spot, timed) if is_name_alone(line.text) else timed
+        if raised := bare(timed) or self._uncaught(spot, timed):
             self._gathered.raise_(raised)
         else:
-            self._gathered.error(line, [self._with_message(spot, timed) if is_name_alone(line.text) else timed])
+            self._gathered.error(line, [timed])
 
     def _uncaught(self, spot: Spot, line: LogLine) -> LoggedException | None:
         """The exception, without its traceback, that nobody has caught: torch's own hook, or its process's end, shows it."""

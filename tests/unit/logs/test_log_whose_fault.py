@@ -169,7 +169,9 @@ def test_other_words_with_above_are_the_scripts_own_error(words: str) -> None:
     assert judged(f"RuntimeError: {words}", OWN).verdict.outcome is RunOutcome.USER_ERROR
 
 
-@pytest.mark.parametrize("between", ["", "\n", "\none more line of it\n\n"])
+@pytest.mark.parametrize(
+    "between", ["", "\n", "one more line of it\n\n", "one more line of it\nand one\nand a third\n\n"]
+)
 def test_an_exception_whose_message_goes_on_is_told_before_the_launchers_word(between: str) -> None:
     text = f"FileExistsError: [Errno 17] File exists:\n'/data/sets/eeg/S043'\n{between}srun: error: node7: task 3: Exited with exit code 1\n"
     told = judge_log(read(text), catalogue())
@@ -177,7 +179,8 @@ def test_an_exception_whose_message_goes_on_is_told_before_the_launchers_word(be
     assert any("let one rank do it" in step.text for step in next_steps(told))
 
 
-def test_an_exception_that_was_long_past_is_not_why_the_launcher_saw_an_end() -> None:
-    steps = "".join(f"epoch 1 step {step} loss 0.5\n" for step in range(8))
+@pytest.mark.parametrize("count", [3, 4, 8])
+def test_an_exception_behind_which_steps_follow_is_not_why_the_launcher_saw_an_end(count: int) -> None:
+    steps = "".join(f"epoch 1 step {step} loss 0.5\n" for step in range(count)) + "\n"
     text = f"ValueError: sample 7 is empty:\n{steps}srun: error: node7: task 3: Exited with exit code 1\n"
     assert "ValueError" not in headline(judge_log(read(text), catalogue())).partition("before that")[0]
