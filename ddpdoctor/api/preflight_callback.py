@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddpdoctor.api.rank_preflight import TIMEOUT_SECONDS, OnIllness, PreflightResult, preflight
+from ddpdoctor.api.rank_preflight import (
+    TIMEOUT_SECONDS,
+    OnIllness,
+    PreflightResult,
+    preflight,
+    refuse_what_can_not_be_meant,
+)
 
 
 class PreflightCallback:
@@ -13,9 +19,14 @@ class PreflightCallback:
     Args:
         timeout: as for `preflight`.
         on_illness: as for `preflight`.
+
+    Raises:
+        UsageError: an argument can't be meant so.
     """
 
     def __init__(self, *, timeout: float = TIMEOUT_SECONDS, on_illness: OnIllness = "warn") -> None:
+        # Here, and not hours later, when the training begins.
+        refuse_what_can_not_be_meant(timeout, on_illness)
         super().__init__()
         self.timeout = timeout
         self.on_illness = on_illness

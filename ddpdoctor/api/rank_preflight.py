@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ddpdoctor.api.errors import UsageError
@@ -112,10 +113,7 @@ def preflight(
         UsageError: an argument can't be meant so.
         PreflightError: something fails, and `on_illness` is "stop".
     """
-    if on_illness not in ("warn", "stop"):
-        raise UsageError(f"on_illness is 'warn' or 'stop', not {on_illness!r}")
-    if not LEAST_SECONDS <= timeout <= MOST_SECONDS:
-        raise UsageError(f"timeout is from {LEAST_SECONDS:.0f} to {MOST_SECONDS:.0f} seconds, not {timeout:g}")
+    refuse_what_can_not_be_meant(timeout, on_illness)
     try:
         agreed, reports = _agree(timeout, device, backend)
     except Exception as error:  # The job is not to end for what is our own fault.
@@ -126,6 +124,21 @@ def preflight(
     if on_illness == "stop" and result.verdict.value == "fail":
         raise PreflightError(result)
     return result
+
+
+def refuse_what_can_not_be_meant(timeout: object, on_illness: object) -> None:
+    """Refuse a time that is none, and what is not to be done about an illness.
+
+    Raises:
+        UsageError: one of them can't be meant so.
+    """
+    if on_illness not in ("warn", "stop"):
+        raise UsageError(f"on_illness is 'warn' or 'stop', not {on_illness!r}")
+    # A number of numpy's is a Real as well.
+    if not isinstance(timeout, Real):
+        raise UsageError(f"timeout is a number of seconds, not {timeout!r}")
+    if not LEAST_SECONDS <= float(timeout) <= MOST_SECONDS:
+        raise UsageError(f"timeout is from {LEAST_SECONDS:.0f} to {MOST_SECONDS:.0f} seconds, not {float(timeout):g}")
 
 
 def _agree(timeout: float, device: Any, backend: str | None) -> tuple[JobVerdict, bool]:

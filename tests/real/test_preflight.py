@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 import ddpdoctor
+from ddpdoctor.api.preflight_callback import PreflightCallback
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.job_preflight.messages import JobVerdict
 from tests.support.preflight_jobs import EndedRank, run_ranks
@@ -304,11 +306,21 @@ def test_without_a_launcher_the_host_is_looked_at(capsys: pytest.CaptureFixture[
     assert ("ddpdoctor preflight:" in capsys.readouterr().err) == (result.verdict is not Verdict.OK)
 
 
-def test_what_can_not_be_meant_is_refused() -> None:
-    with pytest.raises(ddpdoctor.UsageError, match="on_illness is 'warn' or 'stop', not 'ignore'"):
-        ddpdoctor.preflight(on_illness="ignore")  # type: ignore[arg-type]
-    with pytest.raises(ddpdoctor.UsageError, match="timeout is from 4 to 86400 seconds, not 0"):
-        ddpdoctor.preflight(timeout=0)
+@pytest.mark.parametrize("call", [ddpdoctor.preflight, PreflightCallback])
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"on_illness": "ignore"}, "on_illness is 'warn' or 'stop', not 'ignore'"),
+        ({"on_illness": None}, "on_illness is 'warn' or 'stop', not None"),
+        ({"timeout": 0}, "timeout is from 4 to 86400 seconds, not 0"),
+        ({"timeout": float("nan")}, "timeout is from 4 to 86400 seconds, not nan"),
+        ({"timeout": "60"}, "timeout is a number of seconds, not '60'"),
+        ({"timeout": None}, "timeout is a number of seconds, not None"),
+    ],
+)
+def test_what_can_not_be_meant_is_refused(call: Callable[..., object], arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(ddpdoctor.UsageError, match=words):
+        call(**arguments)
 
 
 def test_its_exception_travels_between_processes() -> None:
