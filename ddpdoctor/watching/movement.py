@@ -6,10 +6,10 @@ comes to other calls, reads or writes, that other threads or processes work for 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from ddpdoctor.base.text import human
+from ddpdoctor.base.text import human, plural
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.hang import Frame, RankLook, Watched
 from ddpdoctor.hang.rank_states import (
@@ -47,13 +47,15 @@ class Movement(NamedTuple):
 
 
 class _Pair(NamedTuple):
-    """Two deep looks at one process. earlier: None without one before. pause: seconds between the two."""
+    """Two deep looks at one process. earlier: None without one before. stood: where that left it; None where nobody could see it.
+    pause: seconds between the two."""
 
     now: Watched
     earlier: Watched | None
+    stood: StackPlace | None
     pause: float
-    main_cores: float = 0.0
-    """Of the main thread within the later look; 0.0 where that isn't known."""
+    other_cores: float = 0.0
+    """Of its other threads within the later look; 0.0 where that isn't known, or some of them are NCCL's, which spin."""
     main_bytes: int = 0
     grown: int = 0
     """Bytes by which its resident memory has changed."""
@@ -93,7 +95,7 @@ def _is_frozen(state: RankState, now: DeepLook) -> bool:
 
 def _movement(state: RankState, now: DeepLook, before: DeepLook | None, *, others_frozen: bool) -> Movement:
     watched = state.rank.watched
-    if state.activity in (RankActivity.GONE, RankActivity.STOPPED, RankActivity.HELD):
+    if state.activity in (RankActivity.GONE, RankActivity.STOPPED):
         return Movement("")
     if watched is None or len(watched.looks) < 2:
         return Movement("whether it moved can't be told")
@@ -102,34 +104,40 @@ def _movement(state: RankState, now: DeepLook, before: DeepLook | None, *, other
         return Movement(_unseen(pair))
     if state.activity is RankActivity.MOVES:
         return Movement("it goes on")
-    nccl = "nccl" in now.hang.backend
-    waits = state.activity in (RankActivity.WAITS, RankActivity.PERHAPS, RankActivity.LEFT)
-    if waits or state.place.meets:
-        return Movement(_in_meeting(state, pair, nccl=nccl), waits=True)
+    if state.place.meets or state.activity in (RankActivity.PERHAPS, RankActivity.LEFT):
+        return Movement(_in_meeting(state, pair), waits=True)
     slack = POLLS_PER_SECOND if others_frozen or state.where in POLLING else 0.0
     helpers = _helpers(watched.pid, now, before, least=state.where in WORK_OF_HELPERS)
     if state.where is PlaceKind.LOADER:
         return Movement(helpers or _in_loader(state, pair, before, slack=slack, others_frozen=others_frozen))
-    own = _elsewhere(pair, state.place, slack=slack, nccl=nccl, others_frozen=others_frozen)
+    own = _elsewhere(pair, state.place, slack=slack, others_frozen=others_frozen)
     return own._replace(why=own.why or helpers)
 
 
 def _pair(watched: Watched, number: int, now: DeepLook, before: DeepLook | None) -> _Pair:
     rank = before.rank(number) if before else None
     earlier = rank.watched if rank and rank.watched and rank.watched.pid == watched.pid else None
+    stood = _stood(earlier, place_of)
     first, last = now.before.get(watched.pid), now.after.get(watched.pid)
     if first is None or last is None:
-        return _Pair(watched, earlier, _pause(now, before))
-    start = before.before.get(watched.pid, first) if before and earlier else first
+        return _Pair(watched, earlier, stood, _pause(now, before))
+    start = before.before.get(watched.pid, first) if before else first
+    main_cores = _per_second(last.main_cpu - first.main_cpu, last.seconds - first.seconds)
     return _Pair(
         watched,
         earlier,
+        stood,
         _pause(now, before),
-        main_cores=(last.main_cpu - first.main_cpu) / max(0.1, last.seconds - first.seconds),
+        other_cores=0.0 if "nccl" in now.hang.backend else cores_used(watched) - main_cores,
         main_bytes=last.main_bytes - start.main_bytes,
         grown=max(abs(last.resident - first.resident), abs(last.resident - start.resident)),
         major_faults=last.major_faults - start.major_faults,
     )
+
+
+def _stood(earlier: Watched | None, find_place: Callable[[RankLook], StackPlace]) -> StackPlace | None:
+    place = find_place(earlier.last) if earlier else None
+    return place if place and place.where is not PlaceKind.UNSEEN else None
 
 
 def _pause(now: DeepLook, before: DeepLook | None) -> float:
@@ -147,16 +155,13 @@ def _unseen(pair: _Pair) -> str:
 # --- a rank that seems to wait for the others -------------------------------------------------------------------------------
 
 
-def _in_meeting(state: RankState, pair: _Pair, *, nccl: bool) -> str:
-    if not nccl and state.activity is RankActivity.ELSEWHERE and cores_used(pair.now) > BUSY_CORES:
+def _in_meeting(state: RankState, pair: _Pair) -> str:
+    if state.activity is RankActivity.ELSEWHERE:
         return f"it computes in {where(state.place)}"
     if bytes_moved(pair.now) > MIN_PROGRESS_BYTES:
         return f"it moved {human(bytes_moved(pair.now))}"
-    if pair.earlier is None:
-        return ""
-    before = place_of(pair.earlier.last)
-    if before.call != state.place.call:
-        return f"it was in {where(before)} before, and is in {where(state.place)}"
+    if pair.stood and pair.stood.call != state.place.call:
+        return _came_from(pair.stood, state.place)
     return _in_between(pair, POLLS_PER_SECOND if state.where in POLLING else 0.0)
 
 
@@ -169,7 +174,7 @@ def _in_between(pair: _Pair, slack: float) -> str:
     rate = min(_wakes_per_second(pair.earlier), _wakes_per_second(pair.now))
     wakes = _wakes(before, first)
     if wakes > (2 * rate + slack) * pair.pause + (1 if rate or slack else 0):
-        return f"its main thread woke up {wakes} times between two looks"
+        return f"its main thread woke up {plural(wakes, 'time')} between two looks"
     used = (first.cpu_seconds - before.cpu_seconds) / pair.pause
     low, high = sorted((used, cores_used(pair.now)))
     # Between busy and more busy there is no difference: on a full host nobody gets the same all the while.
@@ -180,18 +185,22 @@ def _in_between(pair: _Pair, slack: float) -> str:
 
 def _wakes_per_second(watched: Watched) -> float:
     first, last = watched.looks[0], watched.last
-    return _wakes(first, last) / max(0.1, last.seconds - first.seconds)
+    return _per_second(_wakes(first, last), last.seconds - first.seconds)
+
+
+def _per_second(amount: float, seconds: float) -> float:
+    return amount / seconds if seconds > 0.0 else 0.0
 
 
 def _wakes(first: RankLook, last: RankLook) -> int:
     before, after = first.main_wakes, last.main_wakes
-    return 0 if isinstance(before, Unknown) or isinstance(after, Unknown) else max(0, after - before)
+    return 0 if isinstance(before, Unknown) or isinstance(after, Unknown) else after - before
 
 
 # --- a rank that does something else ----------------------------------------------------------------------------------------
 
 
-def _elsewhere(pair: _Pair, place: StackPlace, *, slack: float, nccl: bool, others_frozen: bool) -> Movement:
+def _elsewhere(pair: _Pair, place: StackPlace, *, slack: float, others_frozen: bool) -> Movement:
     """Judge a process in code of its own, at a lock, or waiting for anything but the other ranks. One that polls comes to different
     calls, too; it is told from a step that mostly sleeps by the others, who wait all the while."""
     if why := _amounts(pair):
@@ -200,16 +209,14 @@ def _elsewhere(pair: _Pair, place: StackPlace, *, slack: float, nccl: bool, othe
     wanders = not pair.now.still
     if wanders and (cores > IDLE_CORES or not others_frozen):
         return Movement("it comes to different calls")
-    if not nccl and cores - pair.main_cores > BUSY_CORES:
-        return Movement(f"its other threads use {cores - pair.main_cores:.1f} cores")
-    if pair.earlier is not None:
-        before = _place(pair.earlier)
-        if not _is_same_way(before.path, place.path) or before.where is not place.where:
-            return Movement(f"it was in {where(before)} before, and is in {where(place)}")
-        if pair.earlier.last.others != pair.now.last.others and place.where is PlaceKind.LOCK:
-            return Movement("its other threads came to other calls")
-        if why := _in_between(pair, slack):
-            return Movement(why)
+    if pair.other_cores > BUSY_CORES:
+        return Movement(f"its other threads use {pair.other_cores:.1f} cores")
+    if pair.stood and not (_is_same_way(pair.stood.path, place.path) and pair.stood.where is place.where):
+        return Movement(_came_from(pair.stood, place))
+    if pair.earlier and pair.earlier.last.others != pair.now.last.others and place.where is PlaceKind.LOCK:
+        return Movement("its other threads came to other calls")
+    if why := _in_between(pair, slack):
+        return Movement(why)
     return Movement("", computes=cores > BUSY_CORES)
 
 
@@ -219,13 +226,12 @@ def _amounts(pair: _Pair) -> str:
     if pair.grown >= RESIDENT_BYTES:
         return f"its memory changed by {human(pair.grown)}"
     if pair.major_faults > 0:
-        return f"it read {pair.major_faults} pages of files"
+        return f"it read {plural(pair.major_faults, 'page')} of files"
     return ""
 
 
-def _place(watched: Watched) -> StackPlace:
-    place = worker_place(watched.last)
-    return place if place.where is not PlaceKind.UNSEEN else place_of(watched.last)
+def _came_from(stood: StackPlace, place: StackPlace) -> str:
+    return f"it was in {where(stood)} before, and is in {where(place)}"
 
 
 def _is_same_way(path: Sequence[Frame], other: Sequence[Frame]) -> bool:
@@ -250,13 +256,13 @@ def _in_loader(state: RankState, pair: _Pair, before: DeepLook | None, *, slack:
     for worker in state.busy_workers:
         if len(worker.looks) < 2:
             return f"whether its worker {worker.pid} moved can't be told"
-        of_worker = _Pair(worker, known.get(worker.pid), pair.pause, main_cores=cores_used(worker))
+        former = known.get(worker.pid)
+        stood = _stood(former, worker_place)
+        of_worker = _Pair(worker, former, stood, pair.pause)
         found = (
-            _unseen(of_worker)
-            if not worker.last.frames
-            else _elsewhere(
-                of_worker, worker_place(worker.last), slack=slack, nccl=False, others_frozen=others_frozen
-            ).why
+            _elsewhere(of_worker, worker_place(worker.last), slack=slack, others_frozen=others_frozen).why
+            if worker.last.frames
+            else _unseen(of_worker)
         )
         if found:
             return f"its worker {worker.pid} works: {found}"
@@ -269,7 +275,7 @@ def _helpers(pid: int, now: DeepLook, before: DeepLook | None, *, least: bool) -
     first, last = start.get(pid), now.helpers_after.get(pid)
     if first is None or last is None:
         return ""
-    seconds = max(0.1, now.ended - (before.began if before else now.began))
+    seconds = now.ended - (before.began if before else now.began)
     if last.pids - first.pids:
         return "it has started other processes"
     cores, moved = (last.cpu - first.cpu) / seconds, last.transferred - first.transferred
