@@ -168,6 +168,11 @@ class RasCount(msgspec.Struct, frozen=True, kw_only=True):
     status: str = ""
     """RAS's own word, where it isn't well."""
 
+    @property
+    def moved(self) -> bool:
+        """Whether it has begun operations between the two answers."""
+        return bool(self.second) and self.first != self.second
+
 
 class Hang(Facts, frozen=True, kw_only=True):
     """Two looks at the ranks of one job. Without any rank, dump or count where nobody asked for it. Times in seconds."""

@@ -95,7 +95,7 @@ def not_dumped(hang: Hang) -> str:
 
 def counts_move(hang: Hang) -> bool:
     """Whether RAS was told of new collectives between its two answers."""
-    return any(count.second and count.first != count.second for count in hang.counts)
+    return any(count.moved for count in hang.counts)
 
 
 def _mismatch(

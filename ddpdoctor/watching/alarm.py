@@ -61,6 +61,11 @@ def is_hang(hang: Hang) -> bool:
         return False
 
 
+def moves_by_ras(examination: Examination) -> bool:
+    """Whether NCCL's RAS, if it was asked, has counted new collectives of a job that seemed to stand still."""
+    return any(count.moved for count in hang_of(examination).counts)
+
+
 def who_lags(examination: Examination) -> tuple[str, tuple[int, ...]]:
     """Say who lags and where, and name these ranks: by the finding; without one by the stacks in groups, the odd ones first, since what
     most do is mostly what all should: these are named then, too."""

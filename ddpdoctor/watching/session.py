@@ -25,7 +25,7 @@ from ddpdoctor.probes.processes.listing import probe
 from ddpdoctor.probes.py_spy import spy
 from ddpdoctor.processes.jobs import TrainingJob, jobs_of
 from ddpdoctor.processes.overview import UnknownJobError, members, named_job
-from ddpdoctor.watching.alarm import Alarm, examine_still_job, is_hang, who_lags
+from ddpdoctor.watching.alarm import Alarm, examine_still_job, is_hang, moves_by_ras, who_lags
 from ddpdoctor.watching.counters import count
 from ddpdoctor.watching.deep_look import look_deeply, whole_look
 from ddpdoctor.watching.events import Event, EventKind
@@ -409,6 +409,9 @@ class Watch:
             return
         seconds = track.last.ended - still.since
         examination = examine_still_job(job, whole, self._catalogue, ras=self._wish.ras)
+        if moves_by_ras(examination):
+            track.note_moved(time.monotonic())
+            return
         text, culprits = who_lags(examination)
         folder = self._sound(
             Alarm(

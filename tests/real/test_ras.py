@@ -40,9 +40,7 @@ class Server:
 def server(
     folder: Path, *cases: str, version: str = "2.29.3", port: int = 0, within: Sequence[str] = (), **settings: str
 ) -> Iterator[Server]:
-    library = folder / f"{version}-{len(list(folder.iterdir()))}" / "libnccl.so.2"
-    library.parent.mkdir()
-    library.write_bytes(b"\x7fELF" + bytes(5000) + f"NCCL version {version}+cuda12.9\0".encode() + bytes(5000))
+    library = ras_server.write_library(folder, version)
     with ExitStack() as stack:
         if not port:
             # Bound and not listening: the port stays ours, whoever else looks for one.

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.real.test_hang_command import A_FOREIGN_USER
 from tests.support.command import command, ddpdoctor, plain_environ
+from tests.support.free_ports import free_port
 from tests.support.other_users import User, python_for_all, shared_folder
+from tests.support.ras_server import write_library
 from tests.support.running_jobs import by_hand, wait_until
 from tests.support.watched_jobs import ALARM, FAULTS, play, training, wait_for, watch
 
@@ -126,6 +129,40 @@ def test_of_all_jobs_the_one_that_stops_is_named(tmp_path: Path) -> None:
     assert "rank 1 stands in fault_of_one" in alarm
     assert lines_with(f"Watching job {healthy.pid} ", output)
     assert lines_with(f"Job {healthy.pid}{ALARM}", output) == []
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(900)
+def test_nccls_ras_is_asked_and_keeps_no_alarm_away(tmp_path: Path) -> None:
+    """Four watches over one job, one after the other. Each asks twice: the first gets counts both times, the others an answer in neither
+    way, as JSON nor as text."""
+    library = write_library(tmp_path, "2.29.3")
+    cases = ["behind"] * 2 + ["garbage"] * 2 + ["refuses"] * 2 + ["silent"]
+    wish = {"fault": "sleep", "step": 0.05, "fault_at": 40, "ras": [str(library), *cases]}
+    told = []
+    with training(tmp_path / "job", wish, NCCL_RAS_ADDR=f"localhost:{free_port()}") as job:
+        wait_for(tmp_path / "job" / "fault", job)
+        for number in range(4):
+            output, evidence = tmp_path / f"watched-{number}", tmp_path / f"evidence-{number}"
+            options = ("--confirm", str(CONFIRM), "--every", "1", "--evidence", str(evidence), "--ras")
+            watching = watch(job.pid, *options, output=output)
+            wait_until(partial(lines_with, ALARM, output), "the alarm", 300.0)
+            watching.terminate()
+            watching.wait()
+            [alarm] = lines_with(ALARM, output)
+            assert "rank 1 stands in fault_of_one" in alarm
+            [folder] = evidence.iterdir()
+            told.append(((folder / "report.md").read_text(), json.loads((folder / "report.json").read_text())["hang"]))
+    (report, behind), *failed = told
+    assert [count["second"] for count in behind["counts"]] == [[["AllReduce", n], ["Broadcast", 2]] for n in (100, 99)]
+    assert "2 counts of operations, asked twice" in report
+    assert "rank 0 called AllReduce, rank 1 did not (NCCL's RAS)" in report
+    for (report, seen), why in zip(
+        failed, ("isn't the JSON that RAS writes", "ERROR: Unknown command", "says nothing"), strict=True
+    ):
+        assert seen["counts"] == []
+        assert why in seen["ras"]
+        assert why in report
 
 
 def test_another_users_job_is_refused(tmp_path: Path) -> None:

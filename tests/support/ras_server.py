@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 
 
 def answer(case: str, number: int) -> bytes:
@@ -120,9 +121,22 @@ def attend(one: socket.socket, case: str, number: int) -> None:
 said: list[str] = []
 
 
+def write_library(folder: Path, version: str) -> Path:
+    """Write a file that NCCL's version stands in, as in a libnccl.so.2, in a new folder below that one."""
+    library = folder / f"{version}-{len(list(folder.iterdir()))}" / "libnccl.so.2"
+    library.parent.mkdir()
+    library.write_bytes(b"\x7fELF" + bytes(5000) + f"NCCL version {version}+cuda12.9\0".encode() + bytes(5000))
+    return library
+
+
+def map_library(path: str) -> mmap.mmap:
+    """Map it, for as long as what is returned lives."""
+    with open(path, "rb") as file:  # noqa: PTH123 (it runs apart from the project)
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
 def main(library: str, port: int, cases: list[str]) -> None:
-    with open(library, "rb") as file:  # noqa: PTH123 (it runs apart from the project)
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    mapped = map_library(library)
     own = socket.socket()
     own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     own.bind(("127.0.0.1", port))

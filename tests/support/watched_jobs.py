@@ -56,8 +56,10 @@ FAULT_RANKS = 3
 
 
 @contextmanager
-def training(folder: Path, wish: Mapping[str, Any], ranks: int = 2) -> Iterator[subprocess.Popen[bytes]]:
-    """A job of torchrun's, ended at the end."""
+def training(
+    folder: Path, wish: Mapping[str, Any], ranks: int = 2, **settings: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A job of torchrun's, ended at the end. settings: of its environment."""
     folder.mkdir(parents=True, exist_ok=True)
     line = [
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(free_port()),
@@ -66,7 +68,7 @@ def training(folder: Path, wish: Mapping[str, Any], ranks: int = 2) -> Iterator[
     with (folder / "output").open("wb") as output:
         process = subprocess.Popen(
             line,
-            env={**plain_environ(), "OMP_NUM_THREADS": "1"},
+            env={**plain_environ(), "OMP_NUM_THREADS": "1", **settings},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

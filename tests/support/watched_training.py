@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 2 watched_training.py FOLDER '{"step": 0.05, "pause": "evaluation", "pause_seconds": 20, ...}'
 
 Keys: step (seconds of a step), work (the part of it that computes), pause (its kind), pause_every and pause_seconds, seconds or steps (of the
-whole), loader (DataLoader workers), fault, fault_at (the step) and fault_rank. The file FOLDER/fault says that the fault is there, FOLDER/go
-ends those faults that can end.
+whole), loader (DataLoader workers), fault, fault_at (the step) and fault_rank; ras ([a libnccl.so, the cases of ras_server.py...]): rank 0 has
+NCCL's RAS, at NCCL_RAS_ADDR. The file FOLDER/fault says that the fault is there, FOLDER/go ends those faults that can end.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import ras_server  # type: ignore[import-not-found]  # It lies beside this script.
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -247,9 +248,22 @@ def batches() -> Any:
         yield from loader
 
 
+def start_ras(library: str, *cases: str) -> None:
+    """Have this rank answer as NCCL's RAS does, in a thread of its own, named as the one that torch starts for a group of NCCL's."""
+
+    def serve() -> None:
+        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text("pt_nccl_watchdg")
+        ras_server.main(library, int(os.environ["NCCL_RAS_ADDR"].rpartition(":")[2]), list(cases))
+
+    threading.Thread(target=serve, daemon=True).start()
+
+
 def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
+    library = ras_server.map_library(WISH["ras"][0]) if "ras" in WISH else None
+    if library and rank == 0:
+        start_ras(*WISH["ras"])
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))

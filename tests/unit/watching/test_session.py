@@ -11,6 +11,7 @@ import pytest
 
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.engine.examination import Examination
+from ddpdoctor.facts.hang import RasCount
 from ddpdoctor.facts.plan import NO_PLAN
 from ddpdoctor.facts.processes import Process, Processes, ProcessIdentity, ProcessRole, RankPlace
 from ddpdoctor.facts.snapshot import Snapshot
@@ -129,6 +130,21 @@ def test_an_alarm_that_could_not_be_given_is_given_by_the_next_look(monkeypatch:
     played.round()
     played.round()
     assert played.watch.alarms == len(played.sounded) == len(played.texts(EventKind.HANG)) == 1
+
+
+@pytest.mark.parametrize(("later", "alarms"), [(100, 1), (101, 0)], ids=["stands", "goes on"])
+def test_what_ras_has_counted_is_believed(later: int, alarms: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a job whose stacks are the same all the while."""
+    counts = (RasCount(communicator="0xab", rank=0, first=(("AllReduce", 100),), second=(("AllReduce", later),)),)
+    seen = hang(rank(0, collective()), rank(1, collective()), counts=counts)
+    monkeypatch.setattr(session, "examine_still_job", lambda *_, **__: Examination(Snapshot(hang=seen), NO_PLAN, ()))
+    played = Played(job(100))
+    still(played)
+    assert played.jobs[0].track.hang_is_due()
+    played.watch.alarm(played.jobs[0])
+    assert played.watch.alarms == len(played.sounded) == alarms
+    assert played.jobs[0].track.hanging is bool(alarms)
+    assert (played.jobs[0].track.stillness() is None) is (alarms == 0)
 
 
 @pytest.mark.parametrize(
