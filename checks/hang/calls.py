@@ -347,11 +347,11 @@ def _all_of_them(found: HangVerdict, hang: Hang) -> str:
     if not found.culprits and found.record:
         record = found.record
         return f"all recorded ranks wait in {record.call} number {record.number}, and nothing tells them apart: {numbers_named(record.ranks, hang)}"
-    if len(found.places) > 1:
-        return f"ranks stand apart, and who waits for whom can't be told: {what_they_do(found.culprits, hang)}"
     unknown = not_known(found, hang)
     if unknown:
         return f"{what_they_do(found.culprits, hang)}; {without_capital(unknown).rstrip('.')}"
+    if len(found.places) > 1:
+        return f"ranks stand apart, and who waits for whom can't be told: {what_they_do(found.culprits, hang)}"
     everybody = "both " if len(found.culprits) == 2 else "all of " if len(found.culprits) > 2 else ""
     return f"{everybody}{what_they_do(found.culprits, hang)}, and nothing tells them apart"
 

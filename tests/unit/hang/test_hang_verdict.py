@@ -260,3 +260,18 @@ def test_only_the_check_of_that_kind_speaks() -> None:
     assert other.not_tested.reason == "the ranks hang for another reason: see rank-busy-outside-collectives"
     with pytest.raises(NotApplicable, match="no running job"):
         verdict_for(Hang(), HangCause.BUSY)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "says"),
+    [
+        (4, "rank 0 waits in backward (train.py:37) and rank 1 waits in broadcast (train.py:40); nothing is known of ranks 2 and 3: not on this"),
+        (2, "ranks stand apart, and who waits for whom can't be told: rank 0 waits in backward (train.py:37) and rank 1 waits in"),
+    ],
+)  # fmt: skip
+def test_that_ranks_of_other_hosts_are_not_known_is_said_first(world_size: int, says: str) -> None:
+    snapshot = Snapshot(
+        hang=hang(rank(0, backward()), rank(1, collective("broadcast")), world_size=world_size, groups=3)
+    )
+    (found,) = diagnose(snapshot, plan_for(snapshot), [find_check("collective-stalled")])
+    assert found.findings[0].summary.startswith(says)
