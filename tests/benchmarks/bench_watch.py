@@ -129,7 +129,8 @@ def faults(options: argparse.Namespace, folder: Path) -> None:
         named = "yes" if fault.is_named else "no"
         rows.append((fault.name, named, f"{fault.after / options.confirm:.2f}", fault.said.partition(": ")[2]))
     print_table(rows, markdown=options.markdown)
-    print(f"{sum(fault.is_named for fault in played)} of {len(played)} named")
+    in_time = sum(fault.is_in_time for fault in played)
+    print(f"{sum(fault.is_named for fault in played)} of {len(played)} named, {in_time} in time")
 
 
 def main() -> None:

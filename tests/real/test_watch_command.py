@@ -79,6 +79,7 @@ def test_a_job_that_stops_and_goes_on(tmp_path: Path) -> None:
 def check_fault(name: str, folder: Path, confirm: float) -> None:
     played = play(name, folder, confirm, 1.0)
     assert played.is_named, (played, FAULTS[name])
+    assert played.is_in_time, played
 
 
 @pytest.mark.thorough

@@ -53,6 +53,9 @@ FAULTS: Mapping[str, str] = {
 }
 """Each with what the alarm must say."""
 FAULT_RANKS = 3
+LATEST_TIMES = 2.0
+LATEST_SECONDS = 30.0
+"""So many times of confirmation after the fault, and so many seconds more for looks on a busy host, the alarm must have come."""
 
 
 @contextmanager
@@ -120,10 +123,11 @@ def wait_for(path: Path, process: subprocess.Popen[bytes], seconds: float = 400.
 
 
 class Played(NamedTuple):
-    """What came of a fault. after: seconds from the fault to the evidence; nan without. said: the alarm, "" without. blamed: the ranks that
-    `--on-hang` is handed."""
+    """What came of a fault. confirm: the time of confirmation. after: seconds from the fault to the evidence; nan without. said: the alarm,
+    "" without. blamed: the ranks that `--on-hang` is handed."""
 
     name: str
+    confirm: float
     after: float
     said: str
     blamed: str
@@ -133,6 +137,11 @@ class Played(NamedTuple):
         """Whether the rank that does it, and nobody else, is blamed (nobody, where all do the same), and what it does is told."""
         blamed = "" if self.name == EVERYBODY else "1"
         return self.blamed == blamed and bool(re.search(FAULTS[self.name], self.said))
+
+    @property
+    def is_in_time(self) -> bool:
+        """Whether it was told neither before nothing had moved for the time of confirmation, nor long after."""
+        return self.confirm <= self.after <= LATEST_TIMES * self.confirm + LATEST_SECONDS
 
 
 def play(name: str, folder: Path, confirm: float, every: float) -> Played:
@@ -165,4 +174,4 @@ def play(name: str, folder: Path, confirm: float, every: float) -> Played:
     said = next((line[20:] for line in output.read_text().splitlines() if ALARM in line), "")
     written = next(iter((place / "evidence").glob("*/report.md")), None)
     after = written.stat().st_mtime - (place / "fault").stat().st_mtime if written else math.nan
-    return Played(name, after, said, blamed.read_text() if blamed.exists() else "")
+    return Played(name, confirm, after, said, blamed.read_text() if blamed.exists() else "")
