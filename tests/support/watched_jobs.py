@@ -106,10 +106,15 @@ def descendants(pid: int) -> list[int]:
 
 
 def watch(job: int | str, *options: str, output: Path) -> subprocess.Popen[bytes]:
-    """Start a watch over that job, by the pid of any process of it; over all by "--all"."""
+    """Start a watch over that job, by the pid of any process of it; over all by "--all". In a session of its own, as the job: a kernel that shares
+    processors out by sessions starves it else for what the tests do beside, and it comes late."""
     with output.open("wb") as file:
         return subprocess.Popen(
-            command("watch", str(job), *options), env=plain_environ(), stdout=file, stderr=subprocess.STDOUT
+            command("watch", str(job), *options),
+            env=plain_environ(),
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
 
 

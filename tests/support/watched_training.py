@@ -287,7 +287,8 @@ def main() -> None:
             else:
                 fault_of_others(groups)
         ends = torch.tensor([float(time.monotonic() > until), float(time.monotonic() - paused)])
-        dist.broadcast(ends, src=0)
+        # Who waits here waits for all: from a broadcast some would go on, more or less far, and nobody could tell who lags.
+        dist.all_reduce(ends, op=dist.ReduceOp.MAX)
         if rank == 0 and step == 0:
             (FOLDER / "training").touch()
         if WISH.get("pause") not in (None, "loading") and ends[1] > float(WISH.get("pause_every", 60)):

@@ -74,7 +74,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
         stack = self.now if part or self.earlier is None else self.earlier
         looks = tuple(
             RankLook(
-                seconds=MOMENTS[moment] - MOMENTS[2 * part],
+                seconds=0.25 + MOMENTS[moment] - MOMENTS[2 * part],
                 frames=stack,
                 others=self.others[part],
                 state=self.states[moment],
@@ -221,6 +221,7 @@ def test_signs_from_one_look_to_the_next(one: Seen, says: str) -> None:
 def test_without_the_kernels_counters_of_one_look_nothing_is_said_of_what_they_tell(counted: Sequence[bool]) -> None:
     one = Seen(now=SLEEPS, main_bytes=in_last(MIB), resident=in_last(MIB), faults=in_last(1), cpu=(0, 2, 12, 14))
     assert movement(one, counted=counted) == Movement("", computes=True)
+    assert why(Seen(now=loader()), counted=counted) == ""
 
 
 def test_without_the_kernels_counters_of_the_look_before_this_one_tells() -> None:
