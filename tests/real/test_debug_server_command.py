@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
 from subprocess import DEVNULL, PIPE, Popen
 
 import pytest
+from torch.distributed import TCPStore
 
 from tests.support import debug_servers
 from tests.support.command import ddpdoctor
@@ -48,6 +50,23 @@ def test_what_is_no_debug_server_is_no_verdict() -> None:
     [problem] = json.loads(done.stdout)["problems"]
     assert problem.startswith(f"torch's debug server at 127.0.0.1:{port} can't be asked: it sends one on to")
     assert "Traceback" not in done.stderr
+    assert done.stderr.startswith(
+        f"Asking torch's debug server at 127.0.0.1:{port}: 10 s at most for its first word, and 75 s for each of two looks\n"
+    )
+
+
+def test_the_jobs_own_port_is_told_as_another_within_seconds() -> None:
+    """A store of torch's takes the connection, and waits for more."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    began = time.monotonic()
+    done = ddpdoctor("jobs", "--hang", "--json", "--debug-server", f"127.0.0.1:{store.port}")
+    assert time.monotonic() - began < 40
+    assert done.returncode == 2
+    [problem] = json.loads(done.stdout)["problems"]
+    assert (
+        "took the connection and said nothing within 10 s. Perhaps it is another port, such as the job's MASTER_PORT"
+        in problem
+    )
 
 
 def test_a_report_names_no_hosts_in_markdown() -> None:

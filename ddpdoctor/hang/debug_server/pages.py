@@ -30,6 +30,8 @@ MAX_RANK_BYTES: Final = 4 << 20
 """A full flight recorder of gloo has 1.5 MiB as JSON."""
 MAX_RANKS: Final = 16_384
 CONNECT_SECONDS: Final = 10.0
+FIRST_WORD_SECONDS: Final = 10.0
+"""For a page that needs no rank."""
 PIECE_BYTES: Final = 1 << 16
 
 OK: Final = 200
@@ -110,6 +112,29 @@ async def resolve(address: ServerAddress) -> Sequence[tuple[socket.AddressFamily
     return [(family, place) for family, _, _, _, place in found]
 
 
+async def await_first_word(address: ServerAddress, places: Sequence[tuple[socket.AddressFamily, Any]]) -> None:
+    """Ask for the page that a debug server has ready, and wait for a first byte; what it says is for the other pages to judge.
+
+    Raises:
+        NotServedError: nothing takes the connection, or not a byte came in time.
+    """
+    with closing(await _connect(address, places)) as connection:
+        try:
+            await within(FIRST_WORD_SECONDS, _first_word(connection, address))
+        except TimeoutError:
+            raise NotServedError(
+                f"what listens there took the connection and said nothing within {FIRST_WORD_SECONDS:.0f} s. Perhaps it is "
+                "another port, such as the job's MASTER_PORT, or the server's process is stopped"
+            ) from None
+        except OSError:
+            return
+
+
+async def _first_word(connection: socket.socket, address: ServerAddress) -> None:
+    await _request(connection, address, "/")
+    await asyncio.get_running_loop().sock_recv(connection, PIECE_BYTES)
+
+
 async def fetch_page(
     address: ServerAddress,
     places: Sequence[tuple[socket.AddressFamily, Any]],
@@ -163,10 +188,15 @@ async def _connect(address: ServerAddress, places: Sequence[tuple[socket.Address
     raise NotServedError(why)
 
 
+async def _request(connection: socket.socket, address: ServerAddress, path: str) -> None:
+    # HTTP/1.0: the answer ends with the connection, and comes in one piece.
+    request = f"GET {path} HTTP/1.0\r\nHost: {address}\r\nAccept: */*\r\n\r\n".encode()
+    await asyncio.get_running_loop().sock_sendall(connection, request)
+
+
 async def _talk(connection: socket.socket, address: ServerAddress, path: str, reading: _Reading[Any]) -> None:
     loop = asyncio.get_running_loop()
-    # HTTP/1.0: the answer ends with the connection, and comes in one piece.
-    await loop.sock_sendall(connection, f"GET {path} HTTP/1.0\r\nHost: {address}\r\nAccept: */*\r\n\r\n".encode())
+    await _request(connection, address, path)
     while not reading.cut and (piece := await loop.sock_recv(connection, PIECE_BYTES)):
         reading.feed(piece)
     reading.end()

@@ -33,6 +33,7 @@ from ddpdoctor.hang.debug_server.pages import (
     Page,
     RankAnswer,
     ServerAddress,
+    await_first_word,
     fetch_page,
     resolve,
 )
@@ -166,6 +167,7 @@ async def look_at_server(address: ServerAddress, seconds: int) -> Hang:
         NotServedError: neither stacks nor flight recorders could be had.
     """
     inquiry = Inquiry(address, await resolve(address), Budget())
+    await await_first_word(address, inquiry.places)
     began = time.monotonic()
     inquiry.budget.open(FIRST_SHARE)
     first = await _ask(inquiry, began)

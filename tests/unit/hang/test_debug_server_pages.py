@@ -109,6 +109,14 @@ def is_silent(connection: socket.socket, path: str) -> None:
     time.sleep(30)
 
 
+def waits_for_its_ranks(connection: socket.socket, path: str) -> None:
+    """As torch's does, where a rank has never started its part."""
+    if path == "/":
+        connection.sendall(HEAD + TITLE)
+    else:
+        time.sleep(30)
+
+
 TITLE = b"<h1>Torch Distributed Debug Server</h1>"
 REDIRECT = b"HTTP/1.0 302 Found\r\nLocation: http://169.254.169.254/\x1b[31m\r\n\r\n"
 HOSTILE: dict[str, tuple[Talk, str]] = {
@@ -123,7 +131,8 @@ HOSTILE: dict[str, tuple[Talk, str]] = {
     "another page": (saying(HEAD + b"<html>Grafana</html>"), 'no debug server of torch\'s: "<html>Grafana</html>"'),
     "no ranks": (saying(HEAD + TITLE + b"</section>"), "it tells of no rank"),
     "no ranks without end": (never_ends(HEAD + TITLE, bytes(1 << 16)), "told of no rank"),
-    "silent": (is_silent, "within 1 s"),
+    "silent": (is_silent, "took the connection and said nothing within 0 s. Perhaps it is another port, such as the job's MASTER_PORT"),
+    "waits for its ranks": (waits_for_its_ranks, "within 1 s (it waits until every rank has started its part)"),
     "drips": (drips, "within 1 s"),
 }  # fmt: skip
 
@@ -132,6 +141,7 @@ HOSTILE: dict[str, tuple[Talk, str]] = {
 def test_what_is_no_debug_server_is_named(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     talk, words = HOSTILE[case]
     monkeypatch.setattr(server_look, "PAGE_SECONDS", 1.0)
+    monkeypatch.setattr(pages, "FIRST_WORD_SECONDS", 0.4)
     monkeypatch.setattr(pages, "MAX_RANK_BYTES", 1 << 20)
     with pytest.raises(NotServedError) as refused:
         looked(talk)
