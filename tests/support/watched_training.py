@@ -287,8 +287,8 @@ def main() -> None:
             else:
                 fault_of_others(groups)
         ends = torch.tensor([float(time.monotonic() > until), float(time.monotonic() - paused)])
-        # Who waits here waits for all: from a broadcast some would go on, more or less far, and nobody could tell who lags.
-        dist.all_reduce(ends, op=dist.ReduceOp.MAX)
+        # A broadcast lets some go on, more or less far: those that do as they should stand in several places.
+        dist.broadcast(ends, src=0)
         if rank == 0 and step == 0:
             (FOLDER / "training").touch()
         if WISH.get("pause") not in (None, "loading") and ends[1] > float(WISH.get("pause_every", 60)):
