@@ -13,6 +13,7 @@ import msgspec
 
 from ddpdoctor.facts.hang import Frame
 from ddpdoctor.hang.rank_states import RankActivity, RankState, states_of
+from ddpdoctor.knowledge.torch_frames import PlaceKind
 from ddpdoctor.watching.counters import Counters
 from ddpdoctor.watching.deep_look import SECONDS, DeepLook
 from ddpdoctor.watching.movement import MAIN_BYTES, Movement, movements
@@ -32,6 +33,8 @@ to do, and waits again, uses a hundredth of it."""
 SILENT_PART: Final = 6
 MIN_SILENT_SECONDS: Final = 5.0
 """If no main thread reads or writes for a sixth of the time of confirmation, all stacks are read once, however much they run."""
+START_SECONDS: Final = 300.0
+"""So long a job may take to start: on a busy host, or with torch on a slow file system."""
 
 
 class WatchLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,10 +75,13 @@ class JobTrack:
         limits: of time.
         began: on the monotonic clock.
         ranks: its ranks' numbers to their pids.
+        anew: its launcher has just started it anew.
     """
 
-    def __init__(self, limits: WatchLimits, began: float, ranks: Mapping[int, int]) -> None:
+    def __init__(self, limits: WatchLimits, began: float, ranks: Mapping[int, int], *, anew: bool = False) -> None:
         self._limits = limits
+        self._starts_until = began + START_SECONDS if anew else began
+        """Until then ranks that have not met in the training yet are taken for ones that start."""
         self.ranks = dict(ranks)
         self._counters: dict[int, Counters] = {}
         self.last_ran = dict.fromkeys(ranks, began)
@@ -93,7 +99,7 @@ class JobTrack:
         """Of the deep looks in a row that found nothing that moves."""
         self._agreeing = 0
         self.held_up_by: tuple[RankState, ...] = ()
-        """The ranks that were seen to work while others wait."""
+        """The ranks that were seen to work while others wait; for as long as these don't run, whether or not a look sees the work."""
         self.why: Mapping[int, Movement] = {}
         self.gone: set[int] = set()
         self.hanging = False
@@ -112,6 +118,8 @@ class JobTrack:
         }
         if not new:
             return
+        if self.gone & new.keys():
+            self._starts_until = now + START_SECONDS
         self.ranks.update(new)
         self.gone.difference_update(new)
         for rank in new:
@@ -147,6 +155,8 @@ class JobTrack:
                 self.moved[rank] = now
                 self._start_anew()
         self._noted = now
+        if self.waited(now) < self._limits.suspect:
+            self.held_up_by = ()
 
     @property
     def counters(self) -> Mapping[int, Counters]:
@@ -164,7 +174,7 @@ class JobTrack:
         if self.hanging:
             pause = self._limits.between_deep if self._woke_up() else self._limits.confirm / 2
             return now - self._stacks >= pause
-        is_last = self.first is not None and now + SECONDS - self._since(self.first) >= self._limits.confirm
+        is_last = self.first is not None and now + SECONDS >= self._due_at(self.first)
         pause = self._limits.every if is_last else self._limits.between_deep
         suspected = self.waited(now) >= self._limits.suspect or self.first is not None
         return suspected and now - self._stacks >= pause
@@ -220,7 +230,10 @@ class JobTrack:
         for rank in moving:
             self.moved[rank] = deep.ended
         waiting = any(movement.waits and not movement.why for movement in self.why.values())
-        self.held_up_by = tuple(state for state in states if state.number in moving) if moving and waiting else ()
+        if moving and waiting:
+            self.held_up_by = tuple(state for state in states if state.number in moving)
+        if any(state.place.meets and state.where is not PlaceKind.GROUP for state in states):
+            self._starts_until = deep.began
         if moving or all(state.activity is RankActivity.GONE for state in states):
             self._start_anew()
             return
@@ -232,6 +245,10 @@ class JobTrack:
         """When the job moved last. A rank that has run since may have moved until stacks were read first; one that has not has not."""
         return max(max(self.moved[rank], min(ran, first.began)) for rank, ran in self.last_ran.items())
 
+    def _due_at(self, first: DeepLook) -> float:
+        """From when on it is a hang if nothing moves."""
+        return max(self._since(first) + self._limits.confirm, self._starts_until)
+
     def stillness(self) -> Stillness | None:
         """Tell how long nothing has moved, as far as it was looked at; None where something does."""
         if self.first is None:
@@ -242,10 +259,10 @@ class JobTrack:
     def hang_is_due(self) -> bool:
         """Whether nothing has moved for the time of confirmation, by a deep look that was just taken."""
         still = self.stillness()
-        if still is None or self.hanging or self.last is None:
+        if still is None or self.hanging or self.first is None or self.last is None:
             return False
         needed = MIN_AGREEING if still.slept else MIN_AGREEING_WITHOUT_SLEEP
-        return still.looks >= needed and self.last.ended - still.since >= self._limits.confirm
+        return still.looks >= needed and self.last.ended >= self._due_at(self.first)
 
     def waited(self, now: float) -> float:
         """Seconds for which the main thread that has not run for longest has not."""

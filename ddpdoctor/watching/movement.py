@@ -46,6 +46,9 @@ class Movement(NamedTuple):
     waits: bool = False
 
 
+STILL: Final = Movement("")
+
+
 class _Pair(NamedTuple):
     """Two deep looks at one process. earlier: None without one before. stood: where that left it; None where nobody could see it.
     pause: seconds between the two."""

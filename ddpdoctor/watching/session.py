@@ -29,12 +29,10 @@ from ddpdoctor.watching.alarm import Alarm, examine_still_job, is_hang, moves_by
 from ddpdoctor.watching.counters import count
 from ddpdoctor.watching.deep_look import look_deeply, whole_look
 from ddpdoctor.watching.events import Event, EventKind
-from ddpdoctor.watching.job_track import JobTrack, WatchLimits
+from ddpdoctor.watching.job_track import START_SECONDS, JobTrack, WatchLimits
 from ddpdoctor.watching.metrics import JobMeasure, RankMeasure
-from ddpdoctor.watching.movement import words_for
+from ddpdoctor.watching.movement import STILL, words_for
 
-START_SECONDS: Final = 300.0
-"""So long a job may take until its first rank is there: on a busy host, or with torch on a slow file system."""
 FIND_SECONDS: Final = 60.0
 """At least so long it is between two looks for new jobs, which go over all processes of the host."""
 FIND_COST: Final = 1000
@@ -80,9 +78,10 @@ class WatchedJob:
         """When all processes of the host may be listed again, since ranks are gone."""
         self.begin()
 
-    def begin(self) -> None:
-        """Start the books, for the ranks that the job has now."""
-        self.track = JobTrack(self.limits, time.monotonic(), {number: rank.pid for number, rank in self.ranks.items()})
+    def begin(self, *, anew: bool = False) -> None:
+        """Start the books, for the ranks that the job has now. anew: its launcher has just started these anew."""
+        ranks = {number: rank.pid for number, rank in self.ranks.items()}
+        self.track = JobTrack(self.limits, time.monotonic(), ranks, anew=anew)
         self.looks.clear()
         self.pausing = False
 
@@ -349,7 +348,7 @@ class Watch:
             ):
                 watched.job = msgspec.structs.replace(job, name=watched.job.name)
                 watched.processes = processes
-                watched.begin()
+                watched.begin(anew=True)
                 text = (
                     f"Job {watched.job.name} has been started anew by its launcher: {plural(len(job.ranks), 'rank')}."
                 )
@@ -446,16 +445,17 @@ class Watch:
     def _tell_of_pause(self, watched: WatchedJob, now: float) -> None:
         """Tell once of each pause in which ranks wait for one that works."""
         track = watched.track
-        if not track.held_up_by or track.waited(now) < self._wish.limits.suspect:
+        seconds = track.waited(now)
+        if seconds < watched.limits.suspect:
             watched.pausing = False
             return
-        if watched.pausing:
+        seen = [state for state in track.held_up_by if track.why.get(state.number, STILL).why]
+        if watched.pausing or not seen:
             return
         watched.pausing = True
-        seconds = track.waited(now)
-        who = ranks_named(state.number for state in track.held_up_by)
-        first = track.held_up_by[0]
-        verb = "holds" if len(track.held_up_by) == 1 else "hold"
+        who = ranks_named(state.number for state in seen)
+        first = seen[0]
+        verb = "holds" if len(seen) == 1 else "hold"
         doing = words_for(track.why[first.number], first.place)
         text = f"Job {watched.job.name}: {who} {verb} the others up for {seconds:.0f} s so far, {doing}."
         self._tell(Event(kind=EventKind.PAUSE, job=watched.job.name, text=one_line(text), seconds=seconds))
@@ -472,7 +472,7 @@ def _failed_words(watched: WatchedJob, error: Exception) -> str:
 def _measure(watched: WatchedJob, now: float) -> JobMeasure:
     track = watched.track
     still = track.stillness()
-    holding = {state.number for state in track.held_up_by} if watched.pausing else set()
+    holding = {state.number for state in track.held_up_by} if watched.pausing and not track.hanging else set()
     return JobMeasure(
         job=watched.job.name,
         still=now - still.since if still else 0.0,

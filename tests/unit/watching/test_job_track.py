@@ -10,8 +10,8 @@ import pytest
 from ddpdoctor.facts.hang import Frame, WatchedRank
 from ddpdoctor.watching.counters import Counters
 from ddpdoctor.watching.deep_look import DeepLook
-from ddpdoctor.watching.job_track import JobTrack, WatchLimits
-from tests.support.hangs import collective, hang, loader, own, rank, saving, watched
+from ddpdoctor.watching.job_track import START_SECONDS, JobTrack, WatchLimits
+from tests.support.hangs import collective, hang, loader, own, rank, rendezvous, saving, watched
 
 LIMITS = WatchLimits(confirm=600.0, every=10.0)
 EVALUATES = (*own("forward", 8, "/home/ada/model.py")[:1], *own("evaluate", 50))
@@ -202,3 +202,61 @@ def test_when_stacks_that_were_read_once_ask_for_a_deep_look(
     track = JobTrack(LIMITS, 0.0, {0: 4000, 1: 4001})
     assert not track.note_stacks(100.0, first)
     assert track.note_stacks(200.0, then) is deep
+
+
+SHORT = WatchLimits(confirm=10.0, every=1.0)
+
+
+def told_at(track: JobTrack, one: WatchedRank, other: WatchedRank, until: float) -> float | None:
+    """When a job whose ranks all sleep there from the beginning is taken for a hang; None if it is not until then."""
+    now = track.moved[0]
+    while now < until:
+        of_ranks = {number: counters(now, 7) for number in (0, 1)}
+        track.note(now, of_ranks)
+        if track.wants_deep_look(now):
+            by_pid = {track.ranks[number]: found for number, found in of_ranks.items()}
+            track.note_deep(DeepLook(began=now, ended=now + 2.0, hang=hang(one, other), before=by_pid, after=by_pid))
+            if track.hang_is_due():
+                return now + 2.0
+        now += SHORT.every
+    return None
+
+
+@pytest.mark.parametrize(
+    ("stack", "anew", "earliest"),
+    [(rendezvous(), True, START_SECONDS), (rendezvous(), False, 10.0), (collective(), True, 10.0)],
+    ids=["starts anew", "starts", "trains again"],
+)
+def test_a_job_that_was_started_anew_may_take_its_time_until_ranks_have_met(
+    stack: tuple[Frame, ...], anew: bool, earliest: float
+) -> None:
+    track = JobTrack(SHORT, 100.0, {0: 4000, 1: 4001}, anew=anew)
+    found = told_at(track, rank(0, stack), rank(1, own()), 600.0)
+    assert found is not None
+    assert earliest <= found - 100.0 <= earliest + 10.0
+
+
+def test_a_rank_that_was_started_anew_may_take_its_time_as_well() -> None:
+    track = JobTrack(SHORT, 100.0, {0: 4000, 1: 4001})
+    track.note(101.0, {0: counters(101.0, 7)})
+    track.take(102.0, {0: 4000, 1: 5001})
+    found = told_at(track, rank(0, rendezvous()), rank(1, own()), 600.0)
+    assert found is not None
+    assert found >= 102.0 + START_SECONDS
+
+
+def test_a_look_that_sees_nothing_of_the_work_ends_no_pause() -> None:
+    track = JobTrack(LIMITS, 0.0, {0: 4000, 1: 4001})
+
+    def look(now: float, other: WatchedRank) -> list[int]:
+        of_ranks = {0: counters(now, 7), 1: counters(now, 7 + round(now))}
+        track.note(now, of_ranks)
+        by_pid = {4000 + number: found for number, found in of_ranks.items()}
+        looked = hang(rank(0, collective()), other)
+        track.note_deep(DeepLook(began=now, ended=now + 2.0, hang=looked, before=by_pid, after=by_pid))
+        return [state.number for state in track.held_up_by]
+
+    works, seems_to_sleep = rank(1, own("evaluate"), cores=0.9, moved=1 << 22), rank(1, own("evaluate"))
+    assert [look(60.0, works), look(120.0, seems_to_sleep), look(180.0, works)] == [[1]] * 3
+    track.note(190.0, {0: counters(190.0, 8), 1: counters(190.0, 200)})
+    assert track.held_up_by == ()

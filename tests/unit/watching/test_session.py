@@ -11,7 +11,7 @@ import pytest
 
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.engine.examination import Examination
-from ddpdoctor.facts.hang import RasCount
+from ddpdoctor.facts.hang import RasCount, WatchedRank
 from ddpdoctor.facts.plan import NO_PLAN
 from ddpdoctor.facts.processes import Process, Processes, ProcessIdentity, ProcessRole, RankPlace
 from ddpdoctor.facts.snapshot import Snapshot
@@ -206,3 +206,32 @@ def test_the_books_are_extended_while_a_named_job_is_watched(monkeypatch: pytest
     played.watch.find(0.0)
     assert played.jobs[0].track.ranks == {0: 101, 1: 102}
     assert list(played.watch.jobs) == ["100"]
+
+
+def test_a_pause_is_told_once_for_as_long_as_the_others_have_not_run() -> None:
+    played = Played(job(100))
+    [watched] = played.jobs
+    track, limits = watched.track, watched.limits
+    began = track.last_ran[0]
+    waits, works, sleeps = rank(0, collective()), rank(1, own("evaluate"), cores=0.9, moved=1 << 22), rank(1, own())
+
+    def holds_up(now: float, other: WatchedRank) -> float:
+        track.note_deep(DeepLook(began=now - 2.0, ended=now, hang=hang(waits, other)))
+        played.watch._tell_of_pause(watched, now)
+        [_, one] = session._measure(watched, now).ranks
+        return one.holds_up
+
+    seconds = [
+        holds_up(began + limits.suspect * number, other) for number, other in enumerate((works, sleeps, works), 1)
+    ]
+    assert min(seconds) > 0
+    assert len(played.texts(EventKind.PAUSE)) == 1
+    track.hanging = True
+    assert holds_up(began + 4 * limits.suspect, sleeps) == 0.0
+    now = began + 5 * limits.suspect
+    track.last_ran = dict.fromkeys(track.ranks, now)
+    played.watch._tell_of_pause(watched, now)
+    assert holds_up(now + limits.suspect, works) == 0.0
+    track.hanging = False
+    assert len(played.texts(EventKind.PAUSE)) == 2
+    assert holds_up(now + 2 * limits.suspect, works) > 0
