@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 
@@ -15,6 +15,8 @@ STATE_UNTOLD = "?"
 """In place of the kernel's letter, where a rank has told its stack itself and nobody has looked at its process."""
 NOT_FOUND = "no process on this host is this rank"
 """Why a rank is gone that no process ever was while it was looked for: it may not have been started."""
+PORT_SETTING: Final = "DDPDOCTOR_DEBUG_SERVER"
+"""Setting by which `ddpdoctor run` has a rank start torch's debug server: on which port rank 0's host is asked."""
 
 
 class Frame(msgspec.Struct, frozen=True):

@@ -9,13 +9,13 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from ddpdoctor.facts.hang import PORT_SETTING
 from ddpdoctor.run.added_settings import torch_release
 from ddpdoctor.run.command_wrappers import wrappers_and_program
 from ddpdoctor.run.launchers import Hands, Launcher, launcher_among
 
 HOOK: Final = Path(__file__).with_name("debug_server_hook")
 """Folder of the sitecustomize.py that starts it in each rank: nothing else is found there."""
-PORT_SETTING: Final = "DDPDOCTOR_DEBUG_SERVER"
 FIRST_RELEASE: Final = (2, 10)
 _HOST_OPTIONS: Final = re.compile(
     r"--?(?:host|hosts|H|hostfile|f|machinefile|default-hostfile|include|num_nodes|ppn|perhost)(?:[= ].*)?"

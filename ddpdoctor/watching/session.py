@@ -25,7 +25,7 @@ from ddpdoctor.probes.processes.listing import probe
 from ddpdoctor.probes.py_spy import spy
 from ddpdoctor.processes.jobs import TrainingJob, jobs_of
 from ddpdoctor.processes.overview import UnknownJobError, members, named_job
-from ddpdoctor.watching.alarm import Alarm, examine_still_job, is_hang, moves_by_ras, who_lags
+from ddpdoctor.watching.alarm import Alarm, debug_server_of, examine_still_job, is_hang, moves_by_ras, who_lags
 from ddpdoctor.watching.counters import count
 from ddpdoctor.watching.deep_look import look_deeply, whole_look
 from ddpdoctor.watching.events import Event, EventKind
@@ -428,6 +428,8 @@ class Watch:
         track.hanging = True
         self.alarms += 1
         details = [f"ddpdoctor jobs --hang {job.name}"]
+        if server := debug_server_of(job):
+            details.append(f"ddpdoctor jobs --hang --debug-server {server}")
         away = (job.world_size or 0) - len(track.ranks)
         if away > 0:
             details.append(f"{plural(away, 'rank')} on other hosts can't be seen from here: watch there, too.")

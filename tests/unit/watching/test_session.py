@@ -122,6 +122,7 @@ def test_an_alarm_that_could_not_be_given_is_given_by_the_next_look(monkeypatch:
 
     monkeypatch.setattr(session, "examine_still_job", examine)
     monkeypatch.setattr(session, "who_lags", lambda _: ("rank 1 lags", (1,)))
+    monkeypatch.setattr(session, "debug_server_of", lambda _: "localhost:25999")
     monkeypatch.setattr(played.watch, "_look", look)
     played.round()
     assert played.watch.alarms == 0
@@ -130,6 +131,8 @@ def test_an_alarm_that_could_not_be_given_is_given_by_the_next_look(monkeypatch:
     played.round()
     played.round()
     assert played.watch.alarms == len(played.sounded) == len(played.texts(EventKind.HANG)) == 1
+    [alarm] = (event for event in played.told if event.kind is EventKind.HANG)
+    assert alarm.details == ("ddpdoctor jobs --hang 100", "ddpdoctor jobs --hang --debug-server localhost:25999")
 
 
 @pytest.mark.parametrize(("later", "alarms"), [(100, 1), (101, 0)], ids=["stands", "goes on"])
