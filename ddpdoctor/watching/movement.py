@@ -22,9 +22,12 @@ from ddpdoctor.hang.rank_states import (
     cores_used,
     states_of,
 )
-from ddpdoctor.knowledge.torch_frames import PlaceKind, StackPlace, place_of, where, worker_place
+from ddpdoctor.knowledge.torch_frames import PlaceKind, StackPlace, file_line, name_of, place_of, where, worker_place
 from ddpdoctor.watching.deep_look import DeepLook
 
+WORK_CORES: Final = 0.01
+"""Of a main thread that comes to different calls, and works: one that asks ten times a second whether there is a file uses 0.1 % of a core,
+a hundred times a second 0.6 %; an evaluation at a low load 2 % and more."""
 MAIN_BYTES: Final = 4 << 10
 """Read or written by a main thread that does something else than wait: more than a line that says again that it waits."""
 HELPER_BYTES: Final = 1 << 20
@@ -57,6 +60,8 @@ class _Pair(NamedTuple):
     earlier: Watched | None
     stood: StackPlace | None
     pause: float
+    main_cores: float = 0.0
+    """Of the main thread from the beginning of the earlier look on; 0.0 where that isn't known."""
     other_cores: float = 0.0
     """Of its other threads within the later look; 0.0 where that isn't known, or some of them are NCCL's, which spin."""
     main_bytes: int = 0
@@ -125,13 +130,14 @@ def _pair(watched: Watched, number: int, now: DeepLook, before: DeepLook | None)
     if first is None or last is None:
         return _Pair(watched, earlier, stood, _pause(now, before))
     start = before.before.get(watched.pid, first) if before else first
-    main_cores = _per_second(last.main_cpu - first.main_cpu, last.seconds - first.seconds)
+    cores_now = _per_second(last.main_cpu - first.main_cpu, last.seconds - first.seconds)
     return _Pair(
         watched,
         earlier,
         stood,
         _pause(now, before),
-        other_cores=0.0 if "nccl" in now.hang.backend else cores_used(watched) - main_cores,
+        main_cores=_per_second(last.main_cpu - start.main_cpu, last.seconds - start.seconds),
+        other_cores=0.0 if "nccl" in now.hang.backend else cores_used(watched) - cores_now,
         main_bytes=last.main_bytes - start.main_bytes,
         grown=max(abs(last.resident - first.resident), abs(last.resident - start.resident)),
         major_faults=last.major_faults - start.major_faults,
@@ -164,7 +170,7 @@ def _in_meeting(state: RankState, pair: _Pair) -> str:
     if bytes_moved(pair.now) > MIN_PROGRESS_BYTES:
         return f"it moved {human(bytes_moved(pair.now))}"
     if pair.stood and pair.stood.call != state.place.call:
-        return _came_from(pair.stood, state.place)
+        return _came_from(pair, pair.stood, state.place)
     return _in_between(pair, POLLS_PER_SECOND if state.where in POLLING else 0.0)
 
 
@@ -205,17 +211,17 @@ def _wakes(first: RankLook, last: RankLook) -> int:
 
 def _elsewhere(pair: _Pair, place: StackPlace, *, slack: float, others_frozen: bool) -> Movement:
     """Judge a process in code of its own, at a lock, or waiting for anything but the other ranks. One that polls comes to different
-    calls, too; it is told from a step that mostly sleeps by the others, who wait all the while."""
+    calls, too; it is told from work by the processor that this uses, and from a step that mostly sleeps by the others, who wait all the while."""
     if why := _amounts(pair):
         return Movement(why)
     cores = cores_used(pair.now)
     wanders = not pair.now.still
-    if wanders and (cores > IDLE_CORES or not others_frozen):
+    if wanders and (pair.main_cores > WORK_CORES or cores > IDLE_CORES or not others_frozen):
         return Movement("it comes to different calls")
     if pair.other_cores > BUSY_CORES:
         return Movement(f"its other threads use {pair.other_cores:.1f} cores")
     if pair.stood and not (_is_same_way(pair.stood.path, place.path) and pair.stood.where is place.where):
-        return Movement(_came_from(pair.stood, place))
+        return Movement(_came_from(pair, pair.stood, place))
     if pair.earlier and pair.earlier.last.others != pair.now.last.others and place.where is PlaceKind.LOCK:
         return Movement("its other threads came to other calls")
     if why := _in_between(pair, slack):
@@ -233,8 +239,21 @@ def _amounts(pair: _Pair) -> str:
     return ""
 
 
-def _came_from(stood: StackPlace, place: StackPlace) -> str:
-    return f"it was in {where(stood)} before, and is in {where(place)}"
+def _came_from(pair: _Pair, stood: StackPlace, place: StackPlace) -> str:
+    """Say where it was and is; where both are called the same, by the outermost call in which its stacks differ, or by what it did there."""
+    before, now = where(stood), where(place)
+    if before != now or pair.earlier is None:
+        return f"it was in {before} before, and is in {now}"
+    calls = zip(reversed(pair.earlier.last.frames), reversed(pair.now.last.frames), strict=False)
+    differ = next(((_call(one), _call(other)) for one, other in calls if one != other), None)
+    if differ is None:
+        return f"it was {stood.where.value} before, and is {place.where.value}"
+    return f"it was in {differ[0]} before, and is in {differ[1]}"
+
+
+def _call(frame: Frame) -> str:
+    name = name_of(frame)
+    return f"{name if name != '<module>' else 'its script'} ({file_line(frame)})"
 
 
 def _is_same_way(path: Sequence[Frame], other: Sequence[Frame]) -> bool:
@@ -261,7 +280,7 @@ def _in_loader(state: RankState, pair: _Pair, before: DeepLook | None, *, slack:
             return f"whether its worker {worker.pid} moved can't be told"
         former = known.get(worker.pid)
         stood = _stood(former, worker_place)
-        of_worker = _Pair(worker, former, stood, pair.pause)
+        of_worker = _Pair(worker, former, stood, pair.pause, main_cores=cores_used(worker))
         found = (
             _elsewhere(of_worker, worker_place(worker.last), slack=slack, others_frozen=others_frozen).why
             if worker.last.frames

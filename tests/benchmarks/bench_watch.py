@@ -1,36 +1,42 @@
 """What `ddpdoctor watch` costs, how often it cries wolf beside healthy jobs, and whether it names faults.
 
     python -m tests.benchmarks.bench_watch cost [--seconds 300] [--ranks 4] [--markdown]
-    python -m tests.benchmarks.bench_watch healthy [--seconds 3600] [--confirm 120] [--markdown]
+    python -m tests.benchmarks.bench_watch healthy [--seconds 3600] [--confirm 120] [--only NAME]... [--markdown]
     python -m tests.benchmarks.bench_watch faults [--confirm 12] [--only NAME]... [--markdown]
 
 cost: processor time of the watch and of all that it starts, against the time that one core has, for each rank; of a job that moves, and of
-one that stands still. healthy: jobs of all speeds, with pauses of all kinds, each with a watch of its own; every alarm is a false one. faults:
+one that stands still. healthy: jobs of all speeds, with pauses of all kinds, each with a watch of its own; every alarm is a false one; a job or
+a watch that doesn't live to the end, or a look that fails, ends with exit code 1. faults:
 each is played by real ranks, and must be named; how soon is told.
 """
 
 from __future__ import annotations
 
 import argparse
-import signal
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.benchmarks.measuring import print_table
-from tests.support.watched_jobs import ALARM, FAULTS, play, training, wait_for, watch
+from tests.support.watched_jobs import ALARM, FAULTS, end, play, steps_done, training, wait_for, watch
 
 AT_ONCE = 4
 """Faults that are played at the same time."""
+NOT_LOOKED_AT = ("could not be looked at", "are looked at later", "could not be read")
+"""What the watch says of a job of which it would miss a hang."""
 
 HEALTHY: Mapping[str, Mapping[str, Any]] = {
     "steps of 5 ms, evaluation on rank 0": {
         "step": 0.005, "pause": "evaluation", "pause_every": 120, "pause_seconds": 200,
+    },
+    "steps of 20 ms, evaluation on rank 0 with some per cent of a core": {
+        "step": 0.02, "pause": "light evaluation", "pause_every": 90, "pause_seconds": 200,
     },
     "steps of 50 ms, checkpoint by rank 0": {
         "step": 0.05, "pause": "checkpoint", "pause_every": 90, "pause_seconds": 180,
@@ -94,26 +100,81 @@ def cost(options: argparse.Namespace, folder: Path) -> None:
 # --- false alarms -----------------------------------------------------------------------------------------------------------
 
 
-def healthy(options: argparse.Namespace, folder: Path) -> None:
+class HealthyJob(NamedTuple):
+    """A healthy job, and its watch. place: of what both write."""
+
+    name: str
+    place: Path
+    job: subprocess.Popen[bytes]
+    watching: subprocess.Popen[bytes]
+
+    @property
+    def output(self) -> Path:
+        return self.place / "watched"
+
+    @property
+    def ended(self) -> str:
+        """What of the two lives no more; "" where both live."""
+        codes = {"job": self.job.poll(), "watch": self.watching.poll()}
+        return " and ".join(f"{name} (exit code {code})" for name, code in codes.items() if code is not None)
+
+
+class Lived(NamedTuple):
+    """What came of a healthy job. seconds: for which both it and its watch lived. steps: that it did. said: by the watch. ended: what of the two
+    didn't live to the end."""
+
+    name: str
+    seconds: float
+    steps: int
+    said: str
+    ended: str
+
+    @property
+    def missed(self) -> int:
+        """Times that it was said that the job could not be looked at, or only later."""
+        return sum(map(self.said.count, NOT_LOOKED_AT))
+
+    @property
+    def counts(self) -> bool:
+        """Whether an alarm would have been told, had there been one."""
+        return not self.ended and self.steps > 0 and not self.missed
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        amounts = (self.steps, self.said.count("the others up"), self.said.count(ALARM), self.missed)
+        return self.name, f"{self.seconds / 3600:.2g}", *(f"{amount:,}" for amount in amounts), self.ended or "-"
+
+
+def live(jobs: Sequence[HealthyJob], seconds: float) -> list[Lived]:
+    """Let healthy jobs run for so long, and see what came of each."""
+    began = time.monotonic()
+    lived: dict[str, float] = {}
+    while len(lived) < len(jobs) and (passed := time.monotonic() - began) < seconds:
+        lived.update((one.name, passed) for one in jobs if one.ended and one.name not in lived)
+        time.sleep(min(1.0, seconds - passed))
+    passed = time.monotonic() - began
+    return [
+        Lived(one.name, lived.get(one.name, passed), steps_done(one.place), one.output.read_text(), one.ended)
+        for one in jobs
+    ]
+
+
+def healthy(options: argparse.Namespace, folder: Path) -> int:
     """Count what is said of healthy jobs."""
-    watches: list[tuple[str, Path, subprocess.Popen[bytes]]] = []
-    with ExitStack() as jobs:
-        for number, (name, wish) in enumerate(HEALTHY.items()):
+    jobs: list[HealthyJob] = []
+    with ExitStack() as stack:
+        for number, name in enumerate(options.only or HEALTHY):
             place = folder / f"job-{number}"
-            job = jobs.enter_context(training(place, wish))
-            output = place / "watched"
-            place.mkdir(exist_ok=True)
+            job = stack.enter_context(training(place, HEALTHY[name]))
             line = ("--confirm", str(options.confirm), "--every", str(options.every), "-v", "--evidence", str(place))
-            watches.append((name, output, watch(job.pid, *line, output=output)))
-        time.sleep(options.seconds)
-        for _, _, process in watches:
-            process.send_signal(signal.SIGTERM)
-            process.wait()
-    rows: list[tuple[str, ...]] = [("job", "hours", "pauses", "alarms")]
-    for name, output, _ in watches:
-        text = output.read_text()
-        rows.append((name, f"{options.seconds / 3600:.2g}", str(text.count("the others up")), str(text.count(ALARM))))
-    print_table(rows, markdown=options.markdown)
+            jobs.append(HealthyJob(name, place, job, watch(job.pid, *line, output=place / "watched")))
+            stack.callback(end, jobs[-1].watching)
+        for one in jobs:
+            wait_for(one.place / "training", one.job)
+        lived = live(jobs, options.seconds)
+    heading = ("job", "hours", "steps", "pauses", "alarms", "not looked at", "ended too early")
+    print_table([heading, *(one.row for one in lived)], markdown=options.markdown)
+    return 0 if all(one.counts for one in lived) else 1
 
 
 # --- faults -----------------------------------------------------------------------------------------------------------------
@@ -133,14 +194,14 @@ def faults(options: argparse.Namespace, folder: Path) -> None:
     print(f"{sum(fault.is_named for fault in played)} of {len(played)} named, {in_time} in time")
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("cost", "healthy", "faults"))
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=0)
     parser.add_argument("--confirm", type=float, default=0)
     parser.add_argument("--every", type=float, default=0)
-    parser.add_argument("--only", action="append", help="this fault; repeatable")
+    parser.add_argument("--only", action="append", help="this fault, or healthy job; repeatable")
     parser.add_argument("--keep", help="folder for what the jobs and watches wrote; else it is lost")
     parser.add_argument("--markdown", action="store_true", help="as the table of its page")
     options = parser.parse_args()
@@ -150,15 +211,16 @@ def main() -> None:
             options.seconds = options.seconds or 3600.0
             options.confirm = options.confirm or 120.0
             options.every = options.every or 5.0
-            healthy(options, folder)
-        elif options.what == "cost":
+            return healthy(options, folder)
+        if options.what == "cost":
             options.seconds = options.seconds or 300.0
             cost(options, folder)
         elif options.what == "faults":
             options.confirm = options.confirm or 12.0
             options.every = options.every or 1.0
             faults(options, folder)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

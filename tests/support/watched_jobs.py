@@ -127,6 +127,12 @@ def wait_for(path: Path, process: subprocess.Popen[bytes], seconds: float = 400.
         time.sleep(0.1)
 
 
+def steps_done(folder: Path) -> int:
+    """What the job there has done."""
+    path = folder / "steps"
+    return int.from_bytes(path.read_bytes(), "little") if path.exists() else 0
+
+
 class Played(NamedTuple):
     """What came of a fault. confirm: the time of confirmation. after: seconds from the fault to the evidence; nan without. said: the alarm,
     "" without. blamed: the ranks that `--on-hang` is handed."""

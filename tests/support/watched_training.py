@@ -4,12 +4,13 @@
 
 Keys: step (seconds of a step), work (the part of it that computes), pause (its kind), pause_every and pause_seconds, seconds or steps (of the
 whole), loader (DataLoader workers), fault, fault_at (the step) and fault_rank; ras ([a libnccl.so, the cases of ras_server.py...]): rank 0 has
-NCCL's RAS, at NCCL_RAS_ADDR. The file FOLDER/fault says that the fault is there, FOLDER/go ends those faults that can end.
+NCCL's RAS, at NCCL_RAS_ADDR. The file FOLDER/fault says that the fault is there, FOLDER/go ends those faults that can end. FOLDER/steps holds the steps that rank 0 has done.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import signal
 import subprocess
@@ -31,6 +32,9 @@ STEP = float(WISH.get("step", 0.05))
 PAUSE_SECONDS = float(WISH.get("pause_seconds", 10))
 FAULT = WISH.get("fault", "")
 FAULT_RANK = int(WISH.get("fault_rank", 1))
+
+
+STEP_BYTES = 8
 
 
 def log(text: str) -> None:
@@ -61,6 +65,24 @@ def evaluate(model: torch.nn.Module) -> None:
             compute(0.01)
             model(torch.randn(4, 16))
             wait_for_device(0.08)
+
+
+def evaluate_lightly(model: torch.nn.Module) -> None:
+    """As one whose model is on a GPU: it prepares a little, asks, and mostly waits, with some per cent of a core."""
+    until = time.monotonic() + PAUSE_SECONDS
+    with torch.no_grad():
+        while time.monotonic() < until:
+            prepare()
+            ask(model)
+            time.sleep(0.01)
+
+
+def prepare() -> None:
+    sum(range(5000))
+
+
+def ask(model: torch.nn.Module) -> None:
+    model(torch.ones(4, 16))
 
 
 def save_checkpoint() -> None:
@@ -131,6 +153,8 @@ def pause(kind: str, model: torch.nn.Module) -> None:
         log(f"pause: {kind}")
         if kind == "evaluation":
             evaluate(model)
+        elif kind == "light evaluation":
+            evaluate_lightly(model)
         elif kind == "checkpoint":
             save_checkpoint()
         elif kind == "upload":
@@ -248,6 +272,18 @@ def batches() -> Any:
         yield from loader
 
 
+class StepCount:
+    """A file with the number of steps that were done, which is written to without a call of the kernel: one that wrote would move by that."""
+
+    def __init__(self, path: Path) -> None:
+        path.write_bytes(bytes(STEP_BYTES))
+        with path.open("r+b") as file:
+            self._count = mmap.mmap(file.fileno(), STEP_BYTES)
+
+    def note(self, steps: int) -> None:
+        self._count[:] = steps.to_bytes(STEP_BYTES, "little")
+
+
 def start_ras(library: str, *cases: str) -> None:
     """Have this rank answer as NCCL's RAS does, in a thread of its own, named as the one that torch starts for a group of NCCL's."""
 
@@ -272,6 +308,7 @@ def main() -> None:
     groups = [dist.new_group(), dist.new_group()]
     until = time.monotonic() + float(WISH.get("seconds", 1e9))
     paused = time.monotonic()
+    count = StepCount(FOLDER / "steps") if rank == 0 else None
     print(f"rank {rank}: training", flush=True)
     for step, batch in enumerate(batches()):
         loss = ddp(batch).square().mean()
@@ -289,6 +326,8 @@ def main() -> None:
         ends = torch.tensor([float(time.monotonic() > until), float(time.monotonic() - paused)])
         # A broadcast lets some go on, more or less far: those that do as they should stand in several places.
         dist.broadcast(ends, src=0)
+        if count:
+            count.note(step + 1)
         if rank == 0 and step == 0:
             (FOLDER / "training").touch()
         if WISH.get("pause") not in (None, "loading") and ends[1] > float(WISH.get("pause_every", 60)):

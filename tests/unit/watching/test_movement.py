@@ -253,7 +253,7 @@ POLLS: Final = own("until_told", 12)
         ((Frame("exists", "/home/ada/files.py", 7), *POLLS), POLLS, ""),
         (POLLS, (Frame("until_told", "/home/ada/other.py", 12), *POLLS[1:]), "until_told (other.py:12)"),
         (POLLS, own("save", 12), "it was in until_told (train.py:12) before, and is in save (train.py:12)"),
-        (POLLS, (POLLS[0], Frame("main", POLLS[1].path, 91), POLLS[2]), "it was in until_told (train.py:12) before"),
+        (POLLS, (POLLS[0], Frame("main", POLLS[1].path, 91), POLLS[2]), "it was in main (train.py:90) before"),
         (POLLS, ACQUIRES[:1] + POLLS, "it was in until_told (train.py:12) before, and is in the wait for another thread"),
         (POLLS, (Frame("sleeper", f"{TORCH}/_ops.py", 3),), "it was in until_told (train.py:12) before"),
         ((Frame("sleeper", f"{TORCH}/_ops.py", 3),), (Frame("other", f"{TORCH}/_ops.py", 9),), ""),
@@ -269,6 +269,30 @@ def test_where_it_was_before(earlier: Stack, now: Stack, says: str) -> None:
     assert says in found
     assert bool(found) is bool(says)
     assert why(Seen(earlier=earlier, now=now), alone=True) == ""
+
+
+@pytest.mark.parametrize(
+    ("earlier", "now", "says"),
+    [
+        (own("work", 4), (*own("work", 4)[:1], Frame("main", own()[0].path, 91), own()[-1]),
+         "it was in main (train.py:90) before, and is in main (train.py:91)"),
+        (own("work", 4), (Frame("dot", f"{LIB}/site-packages/lib.py", 7), *own("work", 4)[:1], Frame("B.main", "/home/ada/b.py", 8)),
+         "it was in its script (train.py:120) before, and is in main (b.py:8)"),
+        (collective("barrier", 44), (*collective("barrier", 44)[:-1], Frame("<module>", "/home/ada/train.py", 121)),
+         "it was in its script (train.py:120) before, and is in its script (train.py:121)"),
+    ],
+    ids=["the line around", "another way", "a meeting"],
+)  # fmt: skip
+def test_two_places_that_are_called_the_same_are_told_by_the_call_that_differs(
+    earlier: Stack, now: Stack, says: str
+) -> None:
+    assert why(Seen(earlier=earlier, now=now)) == says
+
+
+def test_one_that_comes_to_a_keyboard_where_it_was() -> None:
+    before = deep_look(0, Seen(now=own()))
+    found = movements(deep_look(1, Seen(now=own(), waits_in="n_tty_read")), before, ())[1].why
+    assert found == "it was in code of its own before, and is waiting for somebody at a keyboard"
 
 
 def test_one_that_waits_at_a_keyboard_stays_where_it_is() -> None:
@@ -412,6 +436,24 @@ def test_one_that_comes_to_different_calls_and_uses_no_processor(
 @pytest.mark.parametrize(("cpu", "says"), [(0.12, "it comes to different calls"), (0.1, "")])
 def test_one_that_comes_to_different_calls_and_uses_a_processor(cpu: float, says: str) -> None:
     one = Seen(now=SLEEPS, samples=200, elsewhere=90, moved=90, cpu=in_last(cpu), main_cpu=in_last(cpu))
+    assert why(one, asleep=(0,)) == says
+
+
+@pytest.mark.parametrize(
+    ("main_cpu", "elsewhere", "says"),
+    [
+        # A core for 1 % of the fourteen seconds from the beginning of the look before.
+        ((0, 0.02, 0.13, 0.15), 90, "it comes to different calls"),
+        ((0, 0.02, 0.12, 0.14), 90, ""),
+        ((0, 0.15, 0.15, 0.15), 90, "it comes to different calls"),
+        ((0, 0.02, 0.13, 0.15), 0, ""),
+    ],
+    ids=["works a little", "polls fast", "worked in the look before", "in one place"],
+)
+def test_one_that_works_a_little_beside_a_frozen_rank_is_none_that_polls(
+    main_cpu: Four, elsewhere: int, says: str
+) -> None:
+    one = Seen(now=SLEEPS, samples=200, elsewhere=elsewhere, moved=elsewhere, cpu=main_cpu, main_cpu=main_cpu)
     assert why(one, asleep=(0,)) == says
 
 
