@@ -23,9 +23,26 @@ OUTLIVED_LINES: Final = 80
 """Lines of a rank that say the same."""
 SAY_LITTLE: Final = {"", "AssertionError", "RuntimeError", "SystemExit", "ImportError", "OSError"}
 """Exceptions by which a script gives up over something that another line says."""
-
-
+_RAISED_BY_TORCH: Final = "RuntimeError"
+"""Of these the one that torch raises for whatever goes wrong, with its reason."""
 _OF_GPUS: Final = compile_lazily(r"(?i)\bn(?:um)?_?gpus?\b|\bgpus?\b|\bcuda\b|device_count")
+_WARNS: Final = compile_lazily(r"(?:\S.{0,300}[: ])?\w*Warning: |(?:.{0,160}?[ :])?\[W[\d ]")
+"""What a library only warns of, by Python's warnings or torch's own."""
+_OF_WHAT_IS_WARNED_OF: Final = compile_lazily(
+    r"(?i)cuda|gpu|device|driver|nvidia|nccl|cudnn|cublas|\b(?:hip|xpu|npu)\b|accelerator|backend|\bcpu|_cpu|half\b|float16|fp16|bf16|scalar type"
+    r"|memory|\bshm\b|worker|killed|signal|exit|network|socket|connect|address|host|port\b|tim(?:ed?|ing) ?out|\brank|world.?size|process|distributed"
+    r"|collective|barrier|reduc|param|state_dict|checkpoint|version mismatch|symbol|librar|extension|compil|instal"
+)
+"""What a warning may be about that ends a run after all: devices, memory, processes, the network, packages."""
+
+
+def is_other_than_warned(failure: Failure) -> bool:
+    """Whether an exception says something that no warning before it explains, as that shapes don't fit."""
+    raised = failure.raised
+    if raised is None or not raised.message or short_name(raised.exception) != _RAISED_BY_TORCH:
+        return False
+    last = f"{raised.frames[-1].path.split('site-packages')[-1]} {raised.frames[-1].code}" if raised.frames else ""
+    return not _OF_WHAT_IS_WARNED_OF.search(f"{raised.message} {last}")
 
 
 def says_much(failure: Failure) -> bool:
@@ -99,8 +116,23 @@ class Timeline:
             own = [
                 follower for follower in later if follower.is_ordinary and follower.began.number > failure.line.number
             ]
-            return gone_on or any(says_much(follower) or self.far(failure.line, follower.began) for follower in own)
+            return (
+                gone_on
+                or any(says_much(follower) or self.far(failure.line, follower.began) for follower in own)
+                or self._merely_warns(failure)
+            )
         return any(self.far(failure.line, follower.began) for follower in later)
+
+    def _merely_warns(self, failure: Failure) -> bool:
+        """Whether a library only warns by those words, and an exception behind them speaks of something else."""
+        if not _WARNS.match(failure.line.text):
+            return False
+        return any(
+            is_other_than_warned(follower) and failure.line.number < follower.began.number
+            for follower in self.own
+            if follower.line.stream == failure.line.stream
+            or (failure.line.rank is None and follower.line.file == failure.line.file)
+        )
 
     def ended_first(self, failure: Failure) -> bool:
         """Whether the launcher saw that rank end first; of several nodes' launchers each only knows its own ranks."""
