@@ -103,3 +103,40 @@ def no_backend_for_device(log: Log, seen: Sequence[SignMatch]) -> Finding:
             BACKENDS.get(device, ()),
         ),
     )
+
+
+WHAT_TORCH_SEES: Final = (
+    "python -c 'import torch; print(torch.__version__, torch.version.cuda, torch.version.hip, torch.cuda.device_count())'",
+    'echo "CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES-not set}"; nvidia-smi -L',
+)
+
+
+@log_check("no-gpu-visible", severity=FAIL, owner=Owner.UNKNOWN)
+def no_gpu_visible(log: Log, seen: Sequence[SignMatch]) -> Finding:
+    """The script asks for a GPU, and torch sees none.
+
+    ## What breaks
+    What wants a GPU stops before the first step: Lightning with "No supported gpu backend found!", transformers with "can only be used on
+    CUDA devices".
+
+    ## Why
+    `torch.cuda.is_available()` was False in that process, and the library doesn't say why. In turn: the scheduler gave the job or its step
+    no GPU; CUDA_VISIBLE_DEVICES is empty or -1; torch is a build without CUDA; the driver isn't there or not loaded; or a
+    container was started without GPUs.
+
+    ## Fix
+    Where the training ran, in the same job, see what torch and the driver show. torch.version.cuda None (and hip None): install the build for GPUs.
+    No GPU in `nvidia-smi -L`: ask the scheduler for one (Slurm: `--gpus-per-node`, and the same for `srun`'s step), or start the container with
+    GPUs. GPUs there, and a count of 0: look at CUDA_VISIBLE_DEVICES. If it is to run on the CPU, don't ask for a GPU: fp16 off,
+    `accelerator="cpu"`.
+    """
+    return Finding.of(
+        "The script asks for a GPU, and torch sees none",
+        Fix("Where the training ran, and within the same job, see what torch and the driver show", WHAT_TORCH_SEES),
+        Fix(
+            "No GPU in the list: ask the scheduler for one, as Slurm by `--gpus-per-node`, or start the container with GPUs. GPUs in"
+            " the list, and a count of 0: CUDA_VISIBLE_DEVICES hides them. None None: torch is a build without GPUs"
+        ),
+        Fix("Let the checks look, there", ("ddpdoctor check",)),
+        Fix('If it is to run on the CPU, ask for no GPU: fp16 off, or accelerator="cpu"'),
+    )
