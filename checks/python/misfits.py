@@ -54,7 +54,7 @@ _ARGUMENTS: Final = compile_lazily(
     r"(?P<what>[\w.]+)\(\) (?:got an unexpected keyword argument(?: '(?P<keyword>\w+)')?|missing \d+ required (?:positional|keyword-only) arg"
     r"|takes (?:no|from|exactly|at (?:least|most)|\d).{0,60} given\b)"
 )
-_CALL: Final = compile_lazily(r"(?P<owner>(?:[\w.]+\.)?)(?P<name>\w+)\(")
+_CALL: Final = compile_lazily(r"(?<![\w.])(?P<owner>(?:[\w.]{1,200}\.)?)(?P<name>\w{1,100})\(")
 _HANDED_ON: Final = compile_lazily(r"[(,]\s*\*{1,2}[\w(]")
 _CARRIER: Final = "torch/nn/modules/module.py"
 """Calls the forward() of a module with what the module was called with."""

@@ -16,7 +16,7 @@ from ddpdoctor.logs.analyze.script_errors import python_of
 from ddpdoctor.logs.analyze.sightings import shown_by, word
 from ddpdoctor.logs.exceptions import package_of, short_name
 
-_LOADER: Final = compile_lazily(r"(?i)(?:load|find|get)\w*(?:lib|ext|shared_obj|cuda|native|kernel|_so\b)")
+_LOADER: Final = compile_lazily(r"(?i)(?:load|find|get)\w{0,40}(?:lib|ext|shared_obj|cuda|native|kernel|_so\b)")
 """A function by which a package takes up its compiled part."""
 _OF_LIBRARY: Final = compile_lazily(r"(?i)\.so\b|\bso_\w|shared (?:object|library)|\bglob\(|CDLL|\bextension\b")
 _NOT_THERE: Final = ("StopIteration", "FileNotFoundError", "AssertionError", "IndexError")

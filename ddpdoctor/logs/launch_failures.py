@@ -31,10 +31,10 @@ FAILED: Final = "failed (exitcode: "
 """By which a launcher of torchrun's tells once in each attempt that a rank of its own failed."""
 REQUEUED: Final = compile_lazily(r"DUE TO (?:JOB REQUEUE|NODE FAILURE|PREEMPTION)")
 """Slurm's reasons for which it may start a job again, whose output goes to the same file with --open-mode=append."""
-_PROGRAM: Final = r"([\w.+-]*[\w./+-]*\w)"
+_PROGRAM: Final = r"(?<![\w./+-])([\w./+-]{1,200})"
 _QUOTED: Final = rf"[\u2018'`\"]?{_PROGRAM}[\u2019'\"]?"
 _NO_PROGRAM: Final = compile_lazily(
-    r"(?:^|: )([\w.+-]+): command not found(?!: )|: command not found: ([\w.+-]+)"
+    r"(?:^|: )([\w.+-]{1,200}): command not found(?!: )|: command not found: ([\w.+-]{1,200})"
     rf"|\bexecve\(\): {_PROGRAM}: No such file or directory|{_QUOTED}: executable file not found in \$PATH"
     rf"|^\S+: \d+: (?:exec: )?{_PROGRAM}: not found$"
     rf"|(?:(?:^|[\s/])env:|: failed to (?:run command|execute)|: execution of) {_QUOTED}: No such file or directory"

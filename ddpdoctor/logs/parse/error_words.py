@@ -12,7 +12,7 @@ from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.logs.exceptions import LAST_ERROR, LEVEL
 from ddpdoctor.logs.launch_failures import BESIDE_GIVING_UP, GIVES_UP, STARTS_AGAIN
 
-_NO_FIGURE: Final = r"(?! ?[-+]?(?:\d*\.\d+|\d+(?:[eE][-+]?\d+)?(?=\s*(?:[,|%\])}]|$))|nan\b|inf\b|null\b|None\b|0\b|False\b|false\b|\"\"))"
+_NO_FIGURE: Final = r"(?! ?[-+]?(?:\d{0,40}\.\d+|\d{1,40}(?:[eE][-+]?\d{1,9})?(?=\s*(?:[,|%\])}]|$))|nan\b|inf\b|null\b|None\b|0\b|False\b|false\b|\"\"))"
 """What stands behind the name of a metric or a field is no error."""
 _NAMED: Final = r"^(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception):\s*$"
 _NAME_ALONE: Final = compile_lazily(_NAMED.replace(r":\s*$", r":(?: .{1,200}:)?\s*$"))
