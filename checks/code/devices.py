@@ -140,3 +140,35 @@ def no_gpu_visible(log: Log, seen: Sequence[SignMatch]) -> Finding:
         Fix("Let the checks look, there", ("ddpdoctor check",)),
         Fix('If it is to run on the CPU, ask for no GPU: fp16 off, or accelerator="cpu"'),
     )
+
+
+@log_check("device-map-mixed", severity=FAIL, owner=Owner.USER, of_rank=True)
+def device_map_mixed(log: Log, seen: Sequence[SignMatch]) -> Finding:
+    """A model is spread over GPUs by device_map, and a tensor met one on another GPU.
+
+    ## What breaks
+    The forward pass or the loss ends with "Expected all tensors to be on the same device, but found at least two devices, cuda:1 and
+    cuda:0".
+
+    ## Why
+    With `device_map="auto"` accelerate puts the layers on several GPUs of one process, and its hooks move the inputs of each layer. What the model
+    computes by itself between layers, as its loss, isn't moved: the labels are on the first GPU, the last layer's output on
+    another.
+
+    ## Fix
+    If the model fits one GPU: `device_map={"": int(os.environ.get("LOCAL_RANK", 0))}`, one process for each GPU. Else move the labels to the
+    output's device before the loss (`labels.to(logits.device)`), or update transformers, whose models do it by themselves by now. To see
+    the map: `print(model.hf_device_map)`.
+    """
+    one, other = word(seen, "one"), word(seen, "other")
+    return Finding.of(
+        f"The model is spread over GPUs by device_map, and tensors on {one} and {other} met",
+        Fix("See which layer is where", ("print(model.hf_device_map)",)),
+        Fix(
+            "If the model fits one GPU, let each process load it on its own",
+            ('device_map={"": int(os.environ.get("LOCAL_RANK", 0))}',),
+        ),
+        Fix(
+            "Else compute the loss where the output is, or update transformers", ("labels = labels.to(logits.device)",)
+        ),
+    )
