@@ -457,6 +457,13 @@ def test_one_that_works_a_little_beside_a_frozen_rank_is_none_that_polls(
     assert why(one, asleep=(0,)) == says
 
 
+@pytest.mark.parametrize(("cpu", "says"), [(0.03, "its worker 5000 works: it comes to different calls"), (0.02, "")])
+def test_a_worker_that_works_a_little_beside_a_frozen_rank_is_none_that_polls(cpu: float, says: str) -> None:
+    stack = in_worker(GETS_ITEM)
+    worker = Seen(now=stack, samples=200, elsewhere=90, moved=90, cpu=in_last(cpu))
+    assert why(Seen(now=loader()), workers={5000: worker}, asleep=(0,)) == says
+
+
 @pytest.mark.parametrize(("wakes", "says"), [(4, "its main thread woke up 4 times between two looks"), (3, "")])
 def test_beside_a_frozen_rank_a_few_wakes_are_polling(wakes: int, says: str) -> None:
     assert why(Seen(now=SLEEPS, wakes=in_between(wakes)), asleep=(0,)) == says

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Mapping
 
+import msgspec
 import pytest
 
 from ddpdoctor.checks.catalogue import catalogue
@@ -22,9 +23,9 @@ from ddpdoctor.watching.alarm import Alarm
 from ddpdoctor.watching.counters import Counters
 from ddpdoctor.watching.deep_look import DeepLook
 from ddpdoctor.watching.events import Event, EventKind
-from ddpdoctor.watching.job_track import JobTrack, WatchLimits
+from ddpdoctor.watching.job_track import START_SECONDS, JobTrack, WatchLimits
 from ddpdoctor.watching.session import MAX_TURNS, Watch, WatchedJob, WatchWish
-from tests.support.hangs import collective, hang, own, rank
+from tests.support.hangs import collective, hang, own, rank, rendezvous
 
 LIMITS = WatchLimits(confirm=600.0, every=10.0)
 OTHER = 61_234
@@ -238,3 +239,23 @@ def test_a_pause_is_told_once_for_as_long_as_the_others_have_not_run() -> None:
     track.hanging = False
     assert len(played.texts(EventKind.PAUSE)) == 2
     assert holds_up(now + 2 * limits.suspect, works) > 0
+
+
+def test_a_job_that_its_launcher_starts_anew_is_granted_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = Process(pid=100, start=1, parent=1, role=ProcessRole.LAUNCHER)
+    first, again = (msgspec.structs.replace(job(pid), name="100", launchers=(launcher,)) for pid in (100, 300))
+    played = Played(first)
+    played.jobs[0].limits = WatchLimits(confirm=10.0, every=1.0)
+    monkeypatch.setattr(session, "count", lambda *_: None)
+    monkeypatch.setattr(session, "jobs_of", lambda _: (again,))
+    monkeypatch.setattr(played.watch, "_list", lambda: NOTHING)
+    monkeypatch.setattr(played.watch, "_lives", lambda _: True)
+    played.round()
+    assert played.texts(EventKind.RESTARTED) == ["Job 100 has been started anew by its launcher: 2 ranks."]
+    track = played.jobs[0].track
+    assert track.ranks == {0: 301, 1: 302}
+    began = track.moved[0]
+    for seconds, due in ((0.0, False), (10.0, False), (100.0, False), (START_SECONDS, True)):
+        at = began + seconds
+        track.note_deep(DeepLook(began=at, ended=at + 2.0, hang=hang(rank(0, rendezvous()), rank(1, own()))))
+        assert track.hang_is_due() is due
