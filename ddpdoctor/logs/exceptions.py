@@ -57,6 +57,9 @@ _BARE: Final = {"Empty", "Full", "StopIteration", "TimeoutError", "CancelledErro
 FROM_OUTSIDE: Final = {"KeyboardInterrupt", "SignalException", "SIGTERMException"}
 """Somebody pressed Ctrl-C, or the launcher was told to end; Lightning raises the last where a rank gets SIGTERM."""
 
+RAISED_WITHIN: Final = " raised:"
+"""With this the message ends of an exception that stands for another one, as of a compiler's backend: the next line tells which."""
+
 _OF_PEERS: Final = compile_lazily(
     r"Connection (?:was )?(?:closed|reset) by (?:remote )?peer|Broken pipe|ncclRemoteError|remote process exit"
     r"|got 0 bytes|Watchdog caught|[Tt]imed out waiting|Socket Timeout|was aborted|NCCL communicator was aborted"
@@ -148,6 +151,11 @@ def is_of_launcher(raised: LoggedException) -> bool:
 def is_cut(raised: LoggedException) -> bool:
     """Whether the log breaks off before its exception."""
     return not raised.exception
+
+
+def is_nested(raised: LoggedException) -> bool:
+    """Whether a library's exception only tells of this one, whose own traceback the log may lack."""
+    return f"{RAISED_WITHIN} {raised.exception}: " in raised.line.text
 
 
 def is_bare(raised: LoggedException) -> bool:

@@ -14,7 +14,7 @@ from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.facts.log import Log, LogFrame, LoggedException
 from ddpdoctor.knowledge.python_commands import versions_installed
 from ddpdoctor.logs.analyze.failures import Failure
-from ddpdoctor.logs.exceptions import PYTHON, is_of_launcher, library_of, short_name
+from ddpdoctor.logs.exceptions import PYTHON, is_nested, is_of_launcher, library_of, short_name
 
 # --- whose fault it is --------------------------------------------------------------------------------------------------
 
@@ -104,7 +104,7 @@ def fault_of(raised: LoggedException) -> BlamedCode:
     kind, last = short_name(raised.exception), raised.frames[-1]
     if meaning_of(raised) or _REFUSED.match(raised.message):
         return BlamedCode.ARGUMENTS
-    if _OF_ITSELF.search(raised.message):
+    if _OF_ITSELF.search(raised.message) or is_nested(raised):
         return BlamedCode.LIBRARY
     if _OF_ARGUMENTS.match(kind) and (_RAISES.match(last.code) or not last.code or _OF_FILES.match(raised.message)):
         return BlamedCode.ARGUMENTS

@@ -15,7 +15,10 @@ from ddpdoctor.logs.exceptions import ENDS_NOTHING, INFORMS, LEVEL, LOGGED, NAME
 from ddpdoctor.logs.launch_failures import STARTS_AGAIN, gives_up
 from ddpdoctor.logs.parse.error_words import ERROR_WORDS, speaks_of_error
 from ddpdoctor.logs.parse.exits import ANYBODY, RAY_TRAIN
+from ddpdoctor.logs.parse.labels import names_process
 
+_OUTERMOST: Final = ("<module>", "_run_module_as_main")
+"""Functions in which the main thread of a process begins."""
 WENT_ON: Final = 3
 """Lines behind such a traceback by which the run shows that it goes on."""
 OF_A_FOOTER: Final = 60
@@ -26,11 +29,11 @@ GIVES_UP_AFTER: Final = 8
 """Lines behind an error by which a launcher gives up over it."""
 _FOOTER: Final = compile_lazily(r"wandb: ")
 _GOOD_END: Final = compile_lazily(
-    r"(?i)\b(?:finish\w*|done|saved?|complet\w*|success\w*|passed|best|final|bye|epoch|step|iter\w*|loss|acc\w*|eval\w*)\b"
+    r"(?i)\b(?:finish\w*|done|saved?|complet\w*|success\w*|passed|best|final|bye|epochs?|steps?|iter\w*|loss|acc\w*|eval\w*)\b"
 )
 _BAD_END: Final = compile_lazily(
     r"(?i)\b(?:training|run|job) (?:has )?(?:failed|crashed|aborted)|\b(?:abort\w*|un(?:handled|caught)|shut\w* down|giving up|fatal)\b"
-    r"|\bexception (?:occurred|raised)|\bexit(?:ed|ing)? (?:with |status |code )+[1-9]|\bfailed$|State: FAILED"
+    r"|\b(?:despite|due to|because of) (?:the |an? )?(?:errors?|exceptions?|failures?)\b|\bexception (?:occurred|raised)|\bexit(?:ed|ing)? (?:with |status |code )+[1-9]|\bfailed$|State: FAILED"
 )
 _OF_TORCH: Final = compile_lazily(r"\[[WEF]\d{3,4} |Traceback|  |(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception)\b")
 """What a process writes as it ends."""
@@ -97,7 +100,7 @@ def _enough(announced: str, last: str) -> int:
     if _FOOTER.match(last):
         return OF_A_FOOTER
     logged = LOGGED.match(announced) or INFORMS.match(announced)
-    if not logged or (_GOOD_END.search(last) and not _BAD_END.search(f"{announced} {last}")):
+    if not logged or _is_good_end(last, announced):
         return WENT_ON
     return OF_CLEARING_UP
 
@@ -258,19 +261,34 @@ def _is_behind(failure: Failure, over: LogLine, by: Set[str], course: Timeline) 
     if not _may_be_caught(failure.raised):
         return False
     if last.time is not None and failure.line.time is not None and not failure.line.lent:
-        return last.time - failure.line.time > GONE_ON
+        return last.time - failure.line.time > GONE_ON and not _only_clears_up(failure, over, last)
     return last.file == over.file and last.number - over.number > MAX_SAME_LINES * (
         len(log.ranks) if failure.rank is not None else 1
     )
 
 
+def _only_clears_up(failure: Failure, over: LogLine, last: LogLine) -> bool:
+    """Whether a few lines at most follow, and the last one tells of no good end: what a run that gives up still does may take long."""
+    announced = failure.raised.announced if failure.raised else ""
+    near = last.file == over.file and last.number - over.number <= WENT_ON
+    return near and not _is_good_end(last.text, announced)
+
+
+def _is_good_end(last: str, announced: str = "") -> bool:
+    """Whether a last line is of a good end, and neither it nor what announced an exception says that the run gave up."""
+    return bool(_GOOD_END.search(last)) and not _BAD_END.search(f"{announced} {last}")
+
+
 def _goes_on_alone(raised: LoggedException, over: LogLine, course: Timeline) -> bool:
-    """Whether a run of one rank takes steps behind it, and ends behind them if nobody may have caught it."""
+    """Whether a run of one rank takes steps behind it, and comes to an end behind them if nobody may have caught it: what looks like steps
+    may be the rest of its message."""
     log, last = course.log, course.latest
     alone = not log.launcher and len(log.ranks) < 2 and (log.world_size or 1) < 2 and len(log.files) == 1
     if not alone or log.recurs is None or log.recurs.order <= over.order:
         return False
-    return _may_be_caught(raised) or (last is not None and last.order - log.recurs.order > 1)
+    return _may_be_caught(raised) or (
+        last is not None and last.order - log.recurs.order > 1 and _is_good_end(last.text)
+    )
 
 
 def _says_more(failure: Failure, over: LogLine, course: Timeline) -> bool:
@@ -287,11 +305,14 @@ def _says_more(failure: Failure, over: LogLine, course: Timeline) -> bool:
 
 
 def _may_be_caught(raised: LoggedException) -> bool:
-    """Whether somebody may have caught it: one that nobody caught goes back to the script's first line."""
+    """Whether somebody may have caught it: one that nobody caught goes back to the script's first line, or to that of `python -m`."""
     headless = "Traceback" not in raised.began.text
-    return bool(raised.frames) and raised.frames[0].function != "<module>" and not headless
+    return bool(raised.frames) and raised.frames[0].function not in _OUTERMOST and not headless
 
 
 def _last_words(failure: Failure, course: Timeline) -> LogLine | None:
-    """Return the last words of its rank; of all, where no rank is known."""
-    return course.last.get(failure.line.rank) if failure.line.rank is not None else course.latest
+    """Return the last words of its rank; of all, where no rank is known. Those of another process, as Ray labels its workers, say nothing
+    of it."""
+    last = course.last.get(failure.line.rank) if failure.line.rank is not None else course.latest
+    others = last is not None and names_process(last.host) and last.host != failure.line.host
+    return None if others else last

@@ -182,7 +182,10 @@ class GatheredLog:
         """Take note of what was learned of an exception from the lines behind it; return it with that."""
         amended = msgspec.structs.replace(raised, **fields)
         known = self._raised.get(self._alike(raised), [])
-        known[:] = [amended if one is raised else one for one in known]
+        if any(one is raised for one in known):
+            known[:] = [one for one in known if one is not raised]
+            # What it is may have been learned, too.
+            self._raised.setdefault(self._alike(amended), []).append(amended)
         return amended
 
     def exit(self, exited: ProcessExit) -> None:

@@ -12,7 +12,7 @@ from ddpdoctor.logs.match.gathering import GatheredLog, SeenSign
 from ddpdoctor.logs.parse.exit_tables import ExitTable
 from ddpdoctor.logs.parse.labels import names_process
 from ddpdoctor.logs.parse.stacks import StackAssembler
-from ddpdoctor.logs.parse.tracebacks import Assembler, begins_below, chains, goes_on_below, is_advice
+from ddpdoctor.logs.parse.tracebacks import Assembler, begins_below, chains, goes_on_below, is_advice, nested_in
 
 NEIGHBOURS: Final = 2
 NEIGHBOURS_BEFORE: Final = 3
@@ -128,6 +128,9 @@ class LogStream:
             return True
         if begins_below(self.raised, line):
             self.raised = gathered.amend(self.raised, message=text.strip())
+            return True
+        if nested := nested_in(self.raised, line):
+            self.raised = gathered.amend(self.raised, **nested)
             return True
         self.raised_lines += 1
         if is_advice(text) or (self.because and self.raised.reason is None):

@@ -134,7 +134,7 @@ def is_ignored(before: Iterable[str]) -> bool:
 
 def is_name_alone(text: str) -> bool:
     """Whether it is the name of an exception whose message stands, or goes on, on the next lines."""
-    return text.endswith(":") and bool(_NAME_ALONE.match(text))
+    return text.rstrip().endswith(":") and bool(_NAME_ALONE.match(text))
 
 
 def only_informs(text: str) -> bool:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
+import msgspec
+
 from ddpdoctor.facts.log import LogFrame, LoggedException, LogLine
-from ddpdoctor.logs.exceptions import is_of_library
+from ddpdoctor.logs.exceptions import RAISED_WITHIN, is_of_library
 
 HEADER: Final = "Traceback (most recent call last)"
 FRAME: Final = 'File "'
@@ -30,6 +32,13 @@ _OF_A_LOGGER: Final = {"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"}
 """Levels, which stand before a message as a name does."""
 _OF_AN_ERROR: Final = re.compile(r"(?:\w\.|^)\w*(?:Error|Exception|Interrupt|Exit)$")
 """The name of an exception that is one even where no header announces it."""
+_EXCEPTIONS_BY_FORM: Final = re.compile(r"\.\w|(?:Warning|Expired|Failed|Failure|Iteration)$")
+_FIGURE: Final = re.compile(r"[-+]?\d[\d.,]*(?:[eE][-+]?\d+)?(?: ?(?:%|[A-Za-z]{1,3}(?:/[A-Za-z]{1,4})?))?$")
+"""What stands behind the name of a metric; an exception's message mostly is more, as that of a KeyError isn't."""
+_ASSERTED: Final = re.compile(r"assert .+, ?\(?(?P<quote>['\"])(?P<words>[^'\"\\]+)(?P=quote)\)?$")
+"""An assertion with the words that it fails with, where the log breaks off right behind it."""
+_NESTED: Final = re.compile(r"(?P<name>(?:\w+\.)*\w+(?:Error|Exception|Failed|Interrupt)): (?P<message>\S.*)$")
+"""The exception that another one's message ends with, as torch.compile's does: "backend='inductor' raised:"."""
 _BELOW: Final = re.compile(
     r"Search for `|CUDA kernel errors might|For debugging consider|Compile with `|Device-side assertion|Exception raised from "
     r"|frame #\d|<omitting python frames>|C\+\+ CapturedTraceback|#\d+ |nccl[A-Z]\w+: |Last error:|(?: {2,}|\t)\S|terminate called|  what\(\)"
@@ -94,7 +103,7 @@ class Assembler:
             self._own_line(line)
             return None
         found = _EXCEPTION.match(text.strip())
-        if found and found["name"] not in _OF_A_LOGGER and (not self._headless or _OF_AN_ERROR.search(found["name"])):
+        if found and self._is_exception(found["name"], found["message"] or ""):
             return self._raised(found["name"], found["message"] or "", line)
         self._others += 1
         self.given_up = self._headless
@@ -110,7 +119,20 @@ class Assembler:
         something else was written."""
         if self.given_up or (not self._frames and self._others):
             return None
-        return self._raised("", "", self._latest)
+        asserted = (
+            None if self._ends_in_frame or self._others or not self._frames else _ASSERTED.match(self._frames[-1].code)
+        )
+        return self._raised(*(("AssertionError", asserted["words"]) if asserted else ("", "")), self._latest)
+
+    def _is_exception(self, name: str, message: str) -> bool:
+        """Whether it may be the line of an exception, and none that a logger or another process has written into the traceback."""
+        if _OF_AN_ERROR.search(name):
+            return True
+        return (
+            not self._headless
+            and name not in _OF_A_LOGGER
+            and bool(_EXCEPTIONS_BY_FORM.search(name) or not _FIGURE.match(message))
+        )
 
     def _own_line(self, line: LogLine, *, ends_in_frame: bool = False) -> None:
         self._latest, self._ends_in_frame, self._others = line, ends_in_frame, 0
@@ -182,6 +204,15 @@ def begins_below(raised: LoggedException, line: LogLine) -> bool:
     # What isn't indented may be of anything else; transformers says so which library is missing.
     mine = (line.text[:1].isspace() and not _FIELD.match(line.text)) or " requires the " in text
     return nothing_yet and mine and HEADER not in text and text[:1].isalpha()
+
+
+def nested_in(raised: LoggedException, line: LogLine) -> dict[str, object] | None:
+    """Return what to amend of an exception that says that something raised it, where this line, right behind it, shows what."""
+    found = _NESTED.match(line.text) if raised.message.endswith(RAISED_WITHIN) else None
+    if not found or line.number != raised.line.number + 1:
+        return None
+    joined = msgspec.structs.replace(raised.line, text=f"{raised.line.text.rstrip()} {line.text.strip()}")
+    return {"exception": found["name"], "message": found["message"], "line": joined, "below": 1}
 
 
 def _plain(text: str) -> str:

@@ -1,0 +1,113 @@
+"""What is no exception's line, and what an exception says on the line below its name; what follows on one that ended its process."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpdoctor.checks.catalogue import catalogue
+from ddpdoctor.engine.examination import Verdict
+from ddpdoctor.logs.analyze.script_errors import BlamedCode, fault_of
+from ddpdoctor.logs.analyze.verdict import LogVerdict, verdict_of
+from ddpdoctor.logs.diagnosis import judge_log
+from ddpdoctor.logs.render.headline import headline
+from tests.support.logs_by_hand import read
+
+TRACEBACK = 'Traceback (most recent call last):\n  File "/home/ada/fit.py", line 9, in <module>\n    fit()\n'
+IN_A_PACKAGE = (
+    '  File "/opt/env/lib/python3.11/site-packages/torch/_dynamo/output_graph.py", line 9, in compile\n    run()\n'
+)
+
+
+def judged(text: str) -> LogVerdict:
+    return verdict_of(read(text), catalogue())
+
+
+@pytest.mark.parametrize("line", ["Top1: 5.22%", "Elapsed: 2.18 s", "Loss: 1e-3", "Step: 400", "Speed: 41.2 it/s"])
+def test_a_metric_within_a_traceback_is_no_exception(line: str) -> None:
+    raised = judged(f"{TRACEBACK}{line}\n").raised
+    assert raised is not None
+    assert not raised.exception
+
+
+@pytest.mark.parametrize(
+    "line", ["KeyError: 5", "StopIteration: 7", "SystemExit: 2", "mypackage.Stop: 3", "Stop: no sample 3"]
+)
+def test_an_exception_may_have_a_figure_for_its_message(line: str) -> None:
+    raised = judged(f"{TRACEBACK}{line}\n").raised
+    assert raised is not None
+    assert f"{raised.exception}: {raised.message}" == line
+
+
+def test_the_words_of_an_assertion_count_where_the_log_breaks_off_behind_it() -> None:
+    code = "    assert count > 0, 'no sample was read'\n"
+    frame = '  File "/home/ada/fit.py", line 4, in fit\n'
+    raised = judged(TRACEBACK + frame + code).raised
+    assert raised is not None
+    assert (raised.exception, raised.message) == ("AssertionError", "no sample was read")
+
+
+@pytest.mark.parametrize("code", ["    assert count > 0\n", '    assert count > 0, f"{count} samples"\n', ""])
+def test_of_another_traceback_that_breaks_off_nothing_is_guessed(code: str) -> None:
+    raised = judged(TRACEBACK + '  File "/home/ada/fit.py", line 4, in fit\n' + code).raised
+    assert raised is not None
+    assert not raised.exception
+
+
+@pytest.mark.parametrize("blank", ["", " "])
+def test_a_message_below_the_name_is_joined(blank: str) -> None:
+    found = headline(judge_log(read(f"RuntimeError:{blank}\n    Two tensors are one\n"), catalogue()))
+    assert "RuntimeError: Two tensors are one" in found
+
+
+def test_what_a_backend_raised_leads_and_is_not_surely_the_scripts() -> None:
+    text = f"{TRACEBACK}{IN_A_PACKAGE}torch._dynamo.exc.BackendCompilerFailed: backend='inductor' raised:\nKeyError: 'gcc'\n"
+    raised = judged(text).raised
+    assert raised is not None
+    assert (raised.exception, raised.message) == ("KeyError", "'gcc'")
+    assert fault_of(raised) is BlamedCode.LIBRARY
+
+
+def test_an_exceptions_line_behind_any_other_message_isnt_nested() -> None:
+    raised = judged(f"{TRACEBACK}ValueError: this is what was read:\nKeyError: 'lr'\n").raised
+    assert raised is not None
+    assert raised.exception == "ValueError"
+
+
+def test_what_is_learned_below_a_nested_exception_still_counts() -> None:
+    text = (
+        f"{TRACEBACK}mypackage.BackendFailed: it raised:\nKeyError: 'gcc'\n\n"
+        f"During handling of the above exception, another exception occurred:\n\n{TRACEBACK}ValueError: none fits\n"
+    )
+    log = read(text)
+    assert [(raised.exception, raised.chained) for raised in log.raised] == [("KeyError", True), ("ValueError", False)]
+
+
+ROUNDS = "".join(f"(work pid=7) Round: {place}\n" for place in range(90))
+BY_MODULE = 'Traceback (most recent call last):\n  File "/usr/lib/python3.11/runpy.py", line 8, in _run_module_as_main\n    run()\n'
+CAUGHT = 'Traceback (most recent call last):\n  File "/home/ada/fit.py", line 9, in fit\n    one()\n'
+RAISED = "KeyError: 'reward'\n"
+
+
+@pytest.mark.parametrize("traceback", [BY_MODULE, TRACEBACK, CAUGHT])
+def test_lines_of_a_worker_are_no_proof_that_its_driver_went_on(traceback: str) -> None:
+    assert judge_log(read(ROUNDS[:90] + traceback + RAISED + ROUNDS), catalogue()).word is Verdict.FAIL
+
+
+def test_own_lines_of_a_driver_are() -> None:
+    own = "".join(f"round {place} is through\n" for place in range(90))
+    assert judge_log(read(ROUNDS[:90] + CAUGHT + RAISED + own), catalogue()).word is Verdict.OK
+
+
+LOGGED = "2026-03-02 09:14:02,355 - fit - ERROR - " + CAUGHT + RAISED
+
+
+@pytest.mark.parametrize(
+    ("last", "word"),
+    [
+        ("Training complete", Verdict.OK),
+        ("Saved what there is despite errors", Verdict.FAIL),
+        ("Closing the files", Verdict.FAIL),
+    ],
+)
+def test_of_a_single_line_long_after_an_error_its_words_tell_whether_the_run_went_on(last: str, word: Verdict) -> None:
+    assert judge_log(read(f"{LOGGED}\n2026-03-02 09:14:31,802 - fit - INFO - {last}\n"), catalogue()).word is word
