@@ -52,8 +52,20 @@ BESIDE_THE_STORE = (
 
 
 def _nobody_listens(seen: Sequence[SignMatch], log: Log) -> Particulars:
-    """Tell of an address that leads each host to itself, where the words name no other."""
+    """Tell of an address that has no port, or that leads each host to itself, where the words name no other."""
     found = [match.words for match in seen if match.words.get("host")]
+    if found and all(words.get("port") == "0" for words in found):
+        return Particulars(
+            f"The ranks were to meet at {found[0]['host']}:0, and nobody can listen at port 0",
+            (
+                Fix(
+                    "Give all ranks the same free port of node 0's; port 0 only means \"any\" to who listens, as with torchrun's --rdzv-endpoint",
+                    ("export MASTER_PORT=29500",),
+                ),
+            ),
+            "MASTER_PORT, or the port in the init_method, is 0: the store took some free port, and the others dial 0.",
+            of_everybody=True,
+        )
     if not found or not all(words["host"] in OWN_HOST_NAMES for words in found):
         return Particulars()
     port = f":{found[0]['port']}" if found[0].get("port") else ""

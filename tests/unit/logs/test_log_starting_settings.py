@@ -79,14 +79,15 @@ def test_of_a_chain_the_exception_that_ended_it_is_shown_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "summary"),
+    ("at", "summary"),
     [
-        ("127.0.0.1", "Nobody listens at 127.0.0.1:29558, which is each host itself"),
-        ("10.0.0.7", "MASTER_ADDR leads nowhere from this host"),
+        ("127.0.0.1, 0", "The ranks were to meet at 127.0.0.1:0, and nobody can listen at port 0"),
+        ("127.0.0.1, 29558", "Nobody listens at 127.0.0.1:29558, which is each host itself"),
+        ("10.0.0.7, 29558", "MASTER_ADDR leads nowhere from this host"),
     ],
 )
-def test_a_loopback_leads_somewhere_and_nobody_listens_there(host: str, summary: str) -> None:
-    error = f"The client socket has timed out after 6000ms while trying to connect to ({host}, 29558)."
+def test_a_loopback_leads_somewhere_and_nobody_listens_there(at: str, summary: str) -> None:
+    error = f"The client socket has timed out after 6000ms while trying to connect to ({at})."
     judgement = judge_log(
         read(
             f"[E1123 04:08:03.089029192 socket.cpp:1028] [c10d] {error}\ntorch.distributed.DistNetworkError: {error}\n"
@@ -94,3 +95,17 @@ def test_a_loopback_leads_somewhere_and_nobody_listens_there(host: str, summary:
         catalogue(),
     )
     assert judgement.opinions[0].finding.summary == summary
+
+
+@pytest.mark.parametrize(("family", "sure"), [("IPv4", True), ("IPv6", False)])
+def test_a_name_has_no_address_only_where_none_of_ipv4_was_found(family: str, sure: bool) -> None:
+    place = "(head-0.sim, 29511)"
+    judgement = judge_log(
+        read(
+            f"[W socket.cpp:601] [c10d] The {family} network addresses of {place} cannot be retrieved (gai error: -2 - Name or service not known).\n"
+            f"[E socket.cpp:656] [c10d] The client socket has failed to connect to any network address of {place}.\n"
+        ),
+        catalogue(),
+    )
+    (first, *_) = judgement.opinions
+    assert (first.suspect.slug, first.suspect.sure) == ("master-addr-unresolvable", sure)
