@@ -90,12 +90,12 @@ RAISED = "KeyError: 'reward'\n"
 
 @pytest.mark.parametrize("traceback", [BY_MODULE, TRACEBACK, CAUGHT])
 def test_lines_of_a_worker_are_no_proof_that_its_driver_went_on(traceback: str) -> None:
-    assert judge_log(read(ROUNDS[:90] + traceback + RAISED + ROUNDS), catalogue()).word is Verdict.FAIL
+    assert judge_log(read(traceback + RAISED + ROUNDS), catalogue()).word is Verdict.FAIL
 
 
 def test_own_lines_of_a_driver_are() -> None:
     own = "".join(f"round {place} is through\n" for place in range(90))
-    assert judge_log(read(ROUNDS[:90] + CAUGHT + RAISED + own), catalogue()).word is Verdict.OK
+    assert judge_log(read(CAUGHT + RAISED + own), catalogue()).word is Verdict.OK
 
 
 LOGGED = "2026-03-02 09:14:02,355 - fit - ERROR - " + CAUGHT + RAISED
