@@ -31,10 +31,11 @@ def with_advice(of: Check, finding: Finding, results: Iterable[Result]) -> Findi
         if check.slug != of.slug and _may_be(by_slug.get(check.slug))
     ]
     found = [check for check in fitting if check.slug in by_slug and by_slug[check.slug].findings]
-    # What passed may fail in the training all the same, but comes last.
-    named = sorted(found or fitting, key=lambda check: check.slug in by_slug and by_slug[check.slug].passed)[
-        :MAX_NAMED_CHECKS
-    ]
+    # What passed may fail in the training all the same, but comes last; before it what only a log shows, which knows nothing of this host.
+    named = sorted(
+        found or fitting,
+        key=lambda check: (check.slug in by_slug and by_slug[check.slug].passed, check.groups == {"log"}),
+    )[:MAX_NAMED_CHECKS]
     if not named:
         return finding
     first = tuple(

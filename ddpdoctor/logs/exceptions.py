@@ -10,6 +10,7 @@ from typing import Final
 
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.facts.log import LogFrame, LoggedException
+from ddpdoctor.knowledge.loader_messages import loader_fault
 from ddpdoctor.knowledge.torch_frames import PYTHONS_FOLDERS, WITHOUT_FOLDER
 
 OF_LAUNCHERS: Final = {
@@ -78,8 +79,7 @@ _OF_DISTRIBUTED: Final = compile_lazily(
 )
 _OF_LIBRARIES: Final = compile_lazily(
     r"^(?:CUDA |cuda runtime error \(|NCCL [eE]rror|cuDNN error|CUBLAS_|nccl[A-Z]\w+:|\[enforce fail|\[\S*gloo/|.*INTERNAL ASSERT FAILED"
-    r"|.*/(?:site|dist)-packages/\S{0,300}\.so[\w.]{0,60}: undefined symbol: |.*version [`'][^']+' not found \(required by "
-    r"|Failed to find C compiler|.*No working C\+\+ compiler found|numpy\.dtype size changed|numpy\.core\.multiarray failed"
+    r"|.*version [`'][^']+' not found \(required by |Could not load (?:the )?(?:lib\w|\S{1,200}\.so\b)|Failed to find C compiler|.*No working C\+\+ compiler found|numpy\.dtype size changed|numpy\.core\.multiarray failed"
     r"|oneCCL: |\S+ backend failed\b|Native API failed\b|(?:\[Rank:\d+\] )?FATAL ERROR :: MODULE:|synStatus=|Graph compile failed\b"
     r"|Collective call returned error|Bad StatusOr access: |(?:RESOURCE_EXHAUSTED|INTERNAL|UNAVAILABLE|ABORTED|DEADLINE_EXCEEDED): "
     r"|\((?:Fatal|PreconditionNotMet|Unavailable|ResourceExhausted|External|Unimplemented|ExecutionTimeout)\) "
@@ -208,6 +208,7 @@ def is_ordinary(raised: LoggedException) -> bool:
         or is_within_launcher(raised)
         or _is_distributed(raised)
         or _OF_LIBRARIES.search(raised.message)
+        or loader_fault(raised.message)
         or is_of_launcher(raised)
         or of_machine
         or raised.exception.startswith(_OF_PIP)

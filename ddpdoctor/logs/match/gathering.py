@@ -25,6 +25,7 @@ from ddpdoctor.facts.log import (
     ProcessExit,
     SignMatch,
 )
+from ddpdoctor.knowledge.loader_messages import loader_fault
 from ddpdoctor.logs.exceptions import is_passed_on
 from ddpdoctor.logs.launch_failures import STARTS_AGAIN, attempt_of_file, may_start_again
 from ddpdoctor.logs.match.global_ranks import Fact, Placing, has_year
@@ -320,7 +321,8 @@ def _shapes(latest: Iterable[LogLine]) -> list[list[LogLine]]:
     shapes: dict[str, dict[str, LogLine]] = {}
     for line in latest:
         shape, figures = _FIGURES.subn("", line.text[:500])
-        if figures:
+        # What the loader says of each version that was tried is the message of an error.
+        if figures and not loader_fault(line.text[:500]):
             shapes.setdefault(shape, {})[line.text] = line
     return [list(lines.values()) for lines in shapes.values()]
 

@@ -65,8 +65,6 @@ def test_the_same_words_belong_to_who_is_named_in_them(error: str, slug: str) ->
 @pytest.mark.parametrize(
     "error",
     [
-        "ImportError: libsox.so: cannot open shared object file: No such file or directory",
-        "ImportError: /e/own.so: undefined symbol: my_solver_init",
         "AttributeError: module 'torch' has no attribute 'manual_sed'",
         "EOFError: Ran out of input",
         "ModuleNotFoundError: No module named 'torch_helpers'",
@@ -87,15 +85,51 @@ def test_an_exception_that_pip_shows_of_a_build_is_no_source_line() -> None:
 
 
 @pytest.mark.parametrize(
+    ("error", "means", "sure"),
+    [
+        ("ImportError: /e/own.so: undefined symbol: my_solver_init", "another release", False),
+        ("ImportError: /e/site-packages/scipy/_lib.cpython-311-x86_64-linux-gnu.so: undefined symbol: dgemm_", "another release", False),
+        ("ImportError: /lib/libm.so.6: version `GLIBC_2.29' not found (required by /e/torch/lib/libtorch_cpu.so)", "(glibc)", True),
+        ("ImportError: /e/libssl.so.3: version `OPENSSL_3.2.0' not found (required by /e/_x.so)", "is older", True),
+        ("ImportError: libsox.so: cannot open shared object file: No such file or directory", "is found nowhere", True),
+        ("OSError: /e/pkg/libpkg.so: cannot open shared object file: No such file or directory", "never built", True),
+        ("OSError: /e/pkg/libpkg.so: cannot open shared object file: Permission denied", "may not be read", True),
+        ("ImportError: ../ops/nms.cpython-310-x86_64-linux-gnu.so: failed to map segment from shared object", "noexec", True),
+        ("ImportError: /e/a.so: failed to map segment from shared object: Cannot allocate memory", "doesn't fit into the memory", True),
+        ("RuntimeError: /e/a b/libx-1.2.so.1.0.0: cannot allocate memory in static TLS block", "too late", True),
+        ("OSError: /e/a.so: file too short", "no whole library", True),
+        ("OSError: /e/a.so: invalid ELF header", "no whole library", True),
+        ("OSError: /e/a.so: cannot read file data: Input/output error", "no whole library", True),
+        ("OSError: /e/a.so: ELF load command past end of file", "no whole library", True),
+        ("OSError: /e/a.so: wrong ELF class: ELFCLASS32", "kind of processor", True),
+        ("ImportError: /e/a.so: cannot enable executable stack as shared object requires: Invalid argument", "refuses", True),
+        ("ImportError: /e/a.so: cannot restore segment prot after reloc: Permission denied", "security policy", True),
+        ("ImportError: /e/a.so: cannot apply additional memory protection after relocation: Cannot allocate memory", "no memory", True),
+        ("ImportError: /e/a.so: symbol blas_x, version LAPACK_3 not defined in file libl.so.3 with link time reference", "another release", False),
+    ],
+)  # fmt: skip
+def test_what_the_loader_says_of_a_file_is_no_mistake_of_the_script(error: str, means: str, sure: bool) -> None:
+    log = read(f'Traceback (most recent call last):\n  File "train.py", line 1, in <module>\n    x\n{error}\n')
+    assert [(one.slug, one.sure) for one in verdict_of(log, catalogue()).suspects] == [
+        ("shared-object-unloadable", sure)
+    ]
+    (found,) = findings("shared-object-unloadable", log)
+    assert means in found.summary
+    assert found.fixes
+
+
+@pytest.mark.parametrize(
     "error",
     [
-        "ImportError: /e/lib/python3.11/site-packages/scipy/_lib.cpython-311-x86_64-linux-gnu.so: undefined symbol: dgemm_",
-        "ImportError: /lib/libm.so.6: version `GLIBC_2.29' not found (required by /e/torch/lib/libtorch_cpu.so)",
+        "FileNotFoundError: [Errno 2] No such file or directory: 'weights.so'",
+        "ValueError: file too short",
+        "OSError: data.bin: file too short",
+        "KeyError: 'undefined symbol: x'",
     ],
 )
-def test_libraries_that_do_not_fit_together_are_no_mistake_of_the_script(error: str) -> None:
+def test_words_like_the_loaders_on_another_file_are_the_scripts_own(error: str) -> None:
     verdict = verdict_of(
         read(f'Traceback (most recent call last):\n  File "train.py", line 1, in <module>\n    x\n{error}\n'),
         catalogue(),
     )
-    assert verdict.outcome is RunOutcome.UNRECOGNISED
+    assert verdict.outcome is RunOutcome.USER_ERROR
