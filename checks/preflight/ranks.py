@@ -99,8 +99,8 @@ def preflight_rank_failed(preflight: Preflight) -> Iterator[Finding]:
     for it then.
 
     ## Why
-    Its torch is damaged, or replaced by something else of that name; a device was named that torch doesn't know; or the program has put
-    something of its own in the place of one of torch's functions.
+    Its torch is damaged, or replaced by something else of that name; or the program has put something of its own in the place of one of
+    torch's functions.
 
     ## Fix
     Run on that rank's host what the finding names, and look at the Python that it runs in with `ddpdoctor check --python`.
@@ -109,12 +109,47 @@ def preflight_rank_failed(preflight: Preflight) -> Iterator[Finding]:
     failed = grouped((rank for rank in preflight.ranks if rank.problem), lambda rank: rank.problem)
     for problem, ranks in failed.items():
         yield Finding.of(
-            f"{capital(_on(ranks))} could not say what it is: {problem}",
+            f"{capital(_on(ranks))} could not say what {'it is' if len(ranks) == 1 else 'they are'}: {problem}",
             told(preflight, "ranks", f"Python: {ranks[0].python}"),
             Fix(
                 f"On {ranks[0].host}, see what is wrong with that Python",
                 (f"ddpdoctor check --python {quoted(ranks[0].python)}",),
             ),
+            rank=ranks[0].rank if len(ranks) == 1 else None,
+        )
+
+
+@check("preflight-device-missing", severity=FAIL, owner=Owner.USER, judges=(Subject.JOB_FROM_WITHIN,))
+def preflight_device_missing(preflight: Preflight) -> Iterator[Finding]:
+    """A rank is to use a GPU that isn't there.
+
+    ## What breaks
+    The first that is made on that device raises: "Torch not compiled with CUDA enabled", "No CUDA GPUs are available", "invalid device
+    ordinal". The other ranks wait for that rank then.
+
+    ## Why
+    The torch that was installed is built for the CPU; the host has no GPU, or no driver for it; CUDA_VISIBLE_DEVICES shows fewer GPUs than the
+    rank counts on; or more ranks were started than there are GPUs.
+
+    ## Fix
+    See with `ddpdoctor check` why torch sees no GPU there. Start as many ranks as there are GPUs; to train on the CPU, take "cpu" for the
+    device and gloo for the backend.
+    """
+    requires(preflight.ranks, NO_PREFLIGHT)
+    lacking = grouped((rank for rank in preflight.ranks if rank.no_gpu), lambda rank: rank.no_gpu)
+    for why, ranks in lacking.items():
+        devices = listed(dict.fromkeys(rank.device for rank in ranks), 3)
+        yield Finding.of(
+            f"{capital(_on(ranks))} {'is' if len(ranks) == 1 else 'are'} to use {devices}, and there is no such GPU: {why}",
+            (
+                Evidence(f"rank {rank.rank} on {rank.host}: {rank.device}", rank.device_source)
+                for rank in ranks[:MAX_SHOWN_RANKS]
+            ),
+            Fix(
+                f"On {ranks[0].host}, see which GPUs that Python has, and why not more",
+                (f"ddpdoctor check --python {quoted(ranks[0].python)}",),
+            ),
+            Fix('Or train on the CPU: the device "cpu", and init_process_group("gloo")'),
             rank=ranks[0].rank if len(ranks) == 1 else None,
         )
 

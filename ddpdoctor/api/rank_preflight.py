@@ -113,7 +113,11 @@ def preflight(
         UsageError: an argument can't be meant so.
         PreflightError: something fails, and `on_illness` is "stop".
     """
+    from ddpdoctor.job_preflight.own_words import why_not_meant
+
     refuse_what_can_not_be_meant(timeout, on_illness)
+    if why := why_not_meant(device, backend):
+        raise UsageError(why)
     try:
         agreed, reports = _agree(timeout, device, backend)
     except Exception as error:  # The job is not to end for what is our own fault.

@@ -7,18 +7,22 @@ import pathlib
 import platform
 import socket
 import sys
+from contextlib import suppress
 from importlib import import_module
+from itertools import takewhile
 from typing import Any, Final
 
 from msgspec.structs import replace
 
-from ddpdoctor.base.text import clip, dotted
+from ddpdoctor.base.text import clip, dotted, plural
 from ddpdoctor.facts.environment import Setting
 from ddpdoctor.facts.preflight import CURRENT_DEVICE, PreflightRank
 from ddpdoctor.probes.context import Context
 
 BOUND_DEVICE: Final = "init_process_group(device_id=...)"
 GIVEN_DEVICE: Final = "device"
+NO_REAL_BACKENDS: Final = ("undefined", "fake")
+"""Names in torch's list that no job is started with."""
 MAX_SETTINGS: Final = 200
 MAX_VALUE_LENGTH: Final = 300
 
@@ -60,8 +64,34 @@ def _with_torch(plain: PreflightRank, device: object) -> PreflightRank:
         backend=_backend(torch) or plain.backend,
     )
     name, source = _device(torch, device)
-    gpu, scope = _gpu(torch, name, plain.host)
-    return replace(told, device=name, device_source=source, gpu=gpu, gpu_scope=scope)
+    no_gpu = _why_no_gpu(torch, name, told.driver, context)
+    gpu, scope = ("", "") if no_gpu else _gpu(torch, name, plain.host)
+    return replace(told, device=name, device_source=source, no_gpu=no_gpu, gpu=gpu, gpu_scope=scope)
+
+
+def why_not_meant(device: object, backend: object) -> str:
+    """Say which of these arguments torch takes for none, as a sentence; "" where it takes both, or can't be asked."""
+    try:
+        torch: Any = import_module("torch")
+    except Exception:  # That is told of the rank.
+        return ""
+    if device is not None:
+        try:
+            _meant(torch, device)
+        except (RuntimeError, TypeError, ValueError, OverflowError):
+            return f'device is what torch.device() takes, such as "cuda:0" or "cpu", not {clip(repr(device))}'
+        except Exception:  # A torch that is damaged, as above.
+            return ""
+    known = getattr(getattr(getattr(torch, "distributed", None), "Backend", None), "backend_list", None)
+    if backend is None or not known:
+        return ""
+    words = [part.rpartition(":")[2].strip().lower() for part in backend.split(",")] if isinstance(backend, str) else []
+    if words and all(word in known or not word for word in words):
+        return ""
+    names = ", ".join(name for name in known if name not in NO_REAL_BACKENDS)
+    return (
+        f"backend is one that torch knows here ({names}), not {clip(repr(backend))}; import first what brings another"
+    )
 
 
 def _nccl(torch: Any) -> str | None:
@@ -96,20 +126,29 @@ def _backend(torch: Any) -> str:
     return str(distributed.get_backend()) if distributed.is_available() and distributed.is_initialized() else ""
 
 
+def _meant(torch: Any, device: object) -> Any:
+    """The device, as torch's own object."""
+    if isinstance(device, int) and not isinstance(device, bool) and device >= 0:
+        # A number alone is refused where there is no GPU; what it means is known all the same.
+        with suppress(RuntimeError):
+            return torch.device(device)
+        return torch.device("cuda", device)
+    return torch.device(device)
+
+
 def _device(torch: Any, device: object) -> tuple[str, str]:
     """The device of this rank, and what says so; "" where nothing does."""
-    if device is not None:
-        chosen = torch.device(device)
-        # "cuda" alone is whatever is current.
-        if chosen.type != "cuda" or chosen.index is not None:
-            return str(chosen), GIVEN_DEVICE
+    chosen = None if device is None else _meant(torch, device)
+    # "cuda" alone is whatever is current.
+    if chosen is not None and (chosen.type != "cuda" or chosen.index is not None):
+        return str(chosen), GIVEN_DEVICE
     bound = _bound_device(torch)
     if bound is not None:
         return str(bound), BOUND_DEVICE
     # Asked before CUDA has been started, it would start it.
     if torch.cuda.is_initialized():
         return f"cuda:{torch.cuda.current_device()}", CURRENT_DEVICE
-    return "", ""
+    return (str(chosen), GIVEN_DEVICE) if chosen is not None else ("", "")
 
 
 def _bound_device(torch: Any) -> Any:
@@ -119,12 +158,42 @@ def _bound_device(torch: Any) -> Any:
     return getattr(distributed.group.WORLD, "bound_device_id", None)
 
 
+def _why_no_gpu(torch: Any, device: str, driver: str | None, context: Context) -> str:
+    """Why there is no such GPU, as far as that is known without starting CUDA."""
+    kind, _, index = device.partition(":")
+    if kind != "cuda":
+        return ""
+    if torch.version.cuda is None and getattr(torch.version, "hip", None) is None:
+        return f"torch {torch.__version__} is built without CUDA"
+    at = int(index or 0)
+    from ddpdoctor.probes.driver import has_gpu_node
+
+    if torch.cuda.is_initialized():
+        count = torch.cuda.device_count()
+        return "" if at < count else f"torch sees {plural(count, 'GPU')} there"
+    if torch.version.cuda is not None and driver is None and not has_gpu_node(context):
+        return "no NVIDIA driver is loaded there, and no GPU is in /dev"
+    shown = _shown()
+    if shown is None or at < len(shown):
+        return ""
+    return f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']} shows {plural(len(shown), 'GPU')}"
+
+
+def _shown() -> list[str] | None:
+    """What CUDA_VISIBLE_DEVICES shows, up to the first that is none; None where it isn't set."""
+    value = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if value is None:
+        return None
+    words = (word.strip() for word in value.split(","))
+    return list(takewhile(lambda word: word and not word.startswith("-"), words))
+
+
 def _gpu(torch: Any, device: str, host: str) -> tuple[str, str]:
     """What tells the GPU from the others, and within which scope."""
     kind, _, index = device.partition(":")
     if kind != "cuda" or not index.isdecimal():
         return "", ""
-    shown = [word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]
+    shown = _shown() or []
     word = shown[int(index)] if int(index) < len(shown) else index
     if word.startswith(("GPU-", "MIG-")):
         return word, ""

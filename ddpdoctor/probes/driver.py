@@ -43,6 +43,11 @@ FABRIC_MANAGER = "/usr/bin/nv-fabricmanager"
 FABRIC_MANAGER_SECONDS = 3.0
 
 
+def has_gpu_node(context: Context) -> bool:
+    """Whether there is a file in /dev by which CUDA reaches a GPU."""
+    return any(OPENED_BY_CUDA.fullmatch(f"/dev/{name}") for name in context.names("/dev"))
+
+
 def probe(context: Context) -> Driver | Unknown:
     # Looked at first: asking the libraries may load modules and make nodes.
     nodes = tuple(f"/dev/{name}" for name in context.names("/dev") if NODES.fullmatch(name))

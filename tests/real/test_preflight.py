@@ -77,8 +77,14 @@ def played(name, on_rank_1=lambda rank: rank, on_all=lambda rank: rank, **option
     finally:
         own_words.describe_rank = describe
 
-played("same gpu", device="cuda:0")
-played("other gpus", device=f"cuda:{RANK}")
+def on_gpu(number):
+    return lambda rank: replace(rank, device=f"cuda:{number}", device_source="device", gpu=str(number), gpu_scope="here")
+
+played("same gpu", on_all=on_gpu(0))
+played("other gpus", on_all=on_gpu(RANK))
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+played("no gpu", device="cuda:0")
+del os.environ["CUDA_VISIBLE_DEVICES"]
 played("other torch", lambda rank: replace(rank, torch="2.1.0"))
 played("other python", lambda rank: replace(rank, python_version="3.9.1"))
 played("other world", lambda rank: replace(rank, world_size=3))
@@ -88,13 +94,14 @@ if RANK:
     os.environ["NCCL_ALGO"] = "Ring"
 played("other setting")
 os.environ.pop("NCCL_ALGO", None)
-played("no such device", device="gpu" if RANK else None)
+cuda = torch.version.cuda
 if RANK:
-    cuda = torch.version.cuda
     del torch.version.cuda
 played("damaged")
-if RANK:
-    torch.version.cuda = cuda
+if RANK == 0:
+    del torch.version.cuda
+played("damaged everywhere")
+torch.version.cuda = cuda
 torch.set_default_device("meta")
 torch.set_default_dtype(torch.float64)
 played("other default device")
@@ -150,7 +157,8 @@ def test_healthy_ranks_say_nothing_and_are_as_before(rounds: list[EndedRank]) ->
         ("other world", "fail", "world-size-mismatch", "2 on rank 0 and 3 on rank 1"),
         ("other backend", "fail", "backend-mismatch", "gloo on rank 0 and nccl on rank 1"),
         ("other setting", "warn", "env-not-propagated", "(rank 1) has NCCL_ALGO=Ring"),
-        ("no such device", "warn", "preflight-rank-failed", "RuntimeError: "),
+        ("no gpu", "fail", "preflight-device-missing", "are to use cuda:0, and there is no such GPU: "),
+        ("damaged everywhere", "warn", "preflight-rank-failed", "could not say what they are: AttributeError"),
         ("damaged", "warn", "preflight-rank-failed", "AttributeError: module 'torch.version' has no attribute 'cuda'"),
         ("other gpus", "ok", "", ""),
         ("other default device", "ok", "", ""),
@@ -321,6 +329,18 @@ def test_without_a_launcher_the_host_is_looked_at(capsys: pytest.CaptureFixture[
 def test_what_can_not_be_meant_is_refused(call: Callable[..., object], arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ddpdoctor.UsageError, match=words):
         call(**arguments)
+
+
+@pytest.mark.parametrize("device", ["nonsense", -1, True, object(), 1.5])
+def test_a_device_that_is_none_is_refused(device: object) -> None:
+    with pytest.raises(ddpdoctor.UsageError, match=r"device is what torch\.device\(\) takes, such as .*, not "):
+        ddpdoctor.preflight(device=device)
+
+
+@pytest.mark.parametrize("backend", ["bogus", 3, "cpu:gloo,cuda:bogus"])
+def test_a_backend_that_is_none_is_refused(backend: Any) -> None:
+    with pytest.raises(ddpdoctor.UsageError, match=r"backend is one that torch knows here .*gloo, nccl.*, not "):
+        ddpdoctor.preflight(backend=backend)
 
 
 def test_its_exception_travels_between_processes() -> None:
