@@ -121,6 +121,21 @@ def _last_line(raised: LoggedException) -> LogLine:
     return msgspec.structs.replace(line, number=line.number + raised.below, order=line.order + raised.below)
 
 
+def _end_at(hint: SignMatch, raised: list[Failure]) -> bool:
+    """Have the exception that hydra's last line is about end there, however long its message was, or what others wrote into it; false where
+    there is none."""
+    before = [
+        number
+        for number, failure in enumerate(raised)
+        if not failure.raises(is_cut)
+        and failure.line.stream == hint.line.stream
+        and failure.line.order < hint.line.order
+    ]
+    if before:
+        raised[before[-1]] = msgspec.structs.replace(raised[before[-1]], over=hint.line)
+    return bool(before)
+
+
 def failures_of(log: Log, catalogue: Catalogue) -> list[Failure]:
     """List all failures, effects too, in the order in which they were read."""
     context = real_sightings(log, catalogue)
@@ -147,6 +162,8 @@ def failures_of(log: Log, catalogue: Catalogue) -> list[Failure]:
             within = [match for match in within if SHORTENED not in match.sign]
         one = _failure(log, catalogue, FailureKind.RAISED, chain[0].began, within, raised=_root(chain))
         raised.append(msgspec.structs.replace(one, over=_last_line(chain[-1])))
+    hints = [match for match in real if SHORTENED in match.sign and id(match) not in taken]
+    taken.update(id(hint) for hint in hints if _end_at(hint, raised))
     said: list[Failure] = []
     ended: list[Failure] = []
     exits = endings(log)

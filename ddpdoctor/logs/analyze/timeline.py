@@ -121,7 +121,7 @@ class Timeline:
                 or any(says_much(follower) or self.far(failure.line, follower.began) for follower in own)
                 or self._merely_warns(failure)
             )
-        return any(self.far(failure.line, follower.began) for follower in later)
+        return any(self.far(failure.over, follower.began) for follower in later)
 
     def _merely_warns(self, failure: Failure) -> bool:
         """Whether a library only warns by those words, and an exception behind them speaks of something else."""

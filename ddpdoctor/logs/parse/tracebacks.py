@@ -125,9 +125,12 @@ class Assembler:
         return self._raised(*(("AssertionError", asserted["words"]) if asserted else ("", "")), self._latest)
 
     def _is_exception(self, name: str, message: str) -> bool:
-        """Whether it may be the line of an exception, and none that a logger or another process has written into the traceback."""
+        """Whether it may be the line of an exception, and none that a logger or another process has written into the traceback, nor what is left
+        of a line that was broken at a width."""
         if _OF_AN_ERROR.search(name):
             return True
+        if not message and "." not in name and not name[0].isupper():
+            return False
         return (
             not self._headless
             and name not in _OF_A_LOGGER

@@ -111,3 +111,28 @@ LOGGED = "2026-03-02 09:14:02,355 - fit - ERROR - " + CAUGHT + RAISED
 )
 def test_of_a_single_line_long_after_an_error_its_words_tell_whether_the_run_went_on(last: str, word: Verdict) -> None:
     assert judge_log(read(f"{LOGGED}\n2026-03-02 09:14:31,802 - fit - INFO - {last}\n"), catalogue()).word is word
+
+
+@pytest.mark.parametrize(("left", "exception"), [("a", "KeyError"), ("_impl", "KeyError"), ("Stop", "Stop")])
+def test_what_a_terminal_broke_off_a_frame_s_line_is_no_exception(left: str, exception: str) -> None:
+    """A log of which each line was broken at a width: the rest of a function's name stands at a line's beginning, as an exception does."""
+    frame = '  File "/opt/env/lib/python3.11/site-packages/torch/utils/data/dataloader.py", line 1345, in _next_dat\n'
+    raised = judged(f"{TRACEBACK}{frame}{left}\n    return self._process_data(data)\nKeyError: 'center'\n").raised
+    assert raised is not None
+    assert raised.exception == exception
+
+
+HYDRA = "Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.\n"
+LONG = (
+    "ValueError: `log(loss, tensor([\n"
+    + "          [ 0.2055,  0.2479,  ..., -0.1054],\n" * 110
+    + "       device='cuda:2'))`\n\n"
+)
+
+
+@pytest.mark.parametrize("behind", ["", "Traceback (most recent call last):\n", "wandb: synced\n"])
+def test_hydra_s_last_line_ends_the_exception_before_it(behind: str) -> None:
+    began = TRACEBACK.replace("<module>", "main")
+    found = judged(f"Error executing job with overrides: ['run=1']\n{began}{LONG}{HYDRA}{behind}")
+    assert found.raised is not None
+    assert found.raised.exception == "ValueError"
