@@ -188,11 +188,11 @@ def ckpt_world_size_mismatch(checkpoints: Checkpoints, environment: Environment,
     for file in readable(checkpoints):
         for ranks in file.rank_files:
             found.setdefault(ranks, file)
-    yield from judged_apart(_misfit(ranks, file, environment, plan) for ranks, file in found.items())
+    yield from judged_apart(_mismatch(ranks, file, environment, plan) for ranks, file in found.items())
     all_read(checkpoints)
 
 
-def _misfit(ranks: RankFiles, file: CheckpointFile, environment: Environment, plan: Plan) -> Iterator[Finding]:
+def _mismatch(ranks: RankFiles, file: CheckpointFile, environment: Environment, plan: Plan) -> Iterator[Finding]:
     if ranks.missing:
         yield incomplete(ranks, file)
         return

@@ -9,7 +9,7 @@ from typing import Final
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.log_signs import SignRole
 from ddpdoctor.base.text import LONGEST_QUOTE, clip
-from ddpdoctor.checks.python.misfits import Misfit, misfit_of
+from ddpdoctor.checks.python.version_mismatches import VersionMismatch, mismatch_of
 from ddpdoctor.engine.registry import Catalogue, LogTraits, check, requires
 from ddpdoctor.facts.log import Log, LoggedException, SignMatch
 from ddpdoctor.knowledge.python_commands import versions_installed
@@ -20,21 +20,21 @@ from ddpdoctor.logs.analyze.verdict import verdict_of
 SLUG: Final = "package-version-mismatch"
 
 
-def _with_misfits(seen: Sequence[SignMatch], log: Log, slug: str) -> list[SignMatch]:
+def _with_mismatches(seen: Sequence[SignMatch], log: Log, slug: str) -> list[SignMatch]:
     """Add the exceptions that show it by their kind and place; not those of which a sign tells more."""
     known = {match.line.order for match in seen}
-    found = ((raised, misfit_of(raised)) for raised in log.raised if raised.line.order not in known)
+    found = ((raised, mismatch_of(raised)) for raised in log.raised if raised.line.order not in known)
     return [
         *seen,
         *(
-            shown_by(raised, slug, SignRole.NAMES if misfit.sure else SignRole.HINTS)
-            for raised, misfit in found
-            if misfit
+            shown_by(raised, slug, SignRole.NAMES if mismatch.sure else SignRole.HINTS)
+            for raised, mismatch in found
+            if mismatch
         ),
     ]
 
 
-@check(SLUG, severity=FAIL, owner=Owner.USER, log=LogTraits(revises=_with_misfits))
+@check(SLUG, severity=FAIL, owner=Owner.USER, log=LogTraits(revises=_with_mismatches))
 def package_version_mismatch(log: Log, catalogue: Catalogue) -> Iterator[Finding]:
     """Versions don't fit each other: of two packages, of a package and the script, or of a package and a file that it reads.
 
@@ -56,33 +56,33 @@ def package_version_mismatch(log: Log, catalogue: Catalogue) -> Iterator[Finding
         return
     orders = {match.line.order for match in suspect.sightings}
     for raised in log.raised:
-        if raised.line.order in orders and (misfit := misfit_of(raised)):
-            yield _finding(log, raised, misfit)
+        if raised.line.order in orders and (mismatch := mismatch_of(raised)):
+            yield _finding(log, raised, mismatch)
             return
     yield _by_words(log, suspect.sightings)
 
 
-def _finding(log: Log, raised: LoggedException, misfit: Misfit) -> Finding:
-    python, frame = python_of(log), misfit.frame
+def _finding(log: Log, raised: LoggedException, mismatch: VersionMismatch) -> Finding:
+    python, frame = python_of(log), mismatch.frame
     said = [Evidence(raised.line.text.strip(), where(log, raised.line))]
     source: tuple[Fix, ...] = ()
     if frame and frame != raised.own:
         code = f": {frame.code}" if frame.code else ""
         said.insert(0, Evidence(f"{frame.path}:{frame.line}, in {frame.function}{code}", where(log, raised.began)))
-    if frame and misfit.sought:
+    if frame and mismatch.sought:
         source = (
             Fix(
-                f"See which package {misfit.sought} is of: this file imports it",
-                (f"grep -nw {shlex.quote(misfit.sought)} {shlex.quote(frame.path)}",),
+                f"See which package {mismatch.sought} is of: this file imports it",
+                (f"grep -nw {shlex.quote(mismatch.sought)} {shlex.quote(frame.path)}",),
             ),
         )
     return Finding.of(
-        clip(misfit.summary, LONGEST_QUOTE),
+        clip(mismatch.summary, LONGEST_QUOTE),
         said,
         source,
-        _see(python, misfit.packages),
-        _install(python, misfit.packages),
-        cause=misfit.cause,
+        _see(python, mismatch.packages),
+        _install(python, mismatch.packages),
+        cause=mismatch.cause,
         rank=raised.line.rank,
     )
 

@@ -98,15 +98,17 @@ def extension_abi_mismatch(extensions: Extensions, target_python: TargetPython, 
     """
     requires(torch.installed, "torch is not installed")
     requires(extensions.packages, "no compiled extension of torch is installed")
-    yield from judged_apart(_first_misfit(package, target_python, torch) for package in extensions.packages)
+    yield from judged_apart(_first_mismatch(package, target_python, torch) for package in extensions.packages)
 
 
-def _first_misfit(package: Extension, target_python: TargetPython, torch: Torch) -> Iterator[Finding]:
-    looks = (_misfit(library, package, target_python, torch) for library in package.objects)
+def _first_mismatch(package: Extension, target_python: TargetPython, torch: Torch) -> Iterator[Finding]:
+    looks = (_mismatch(library, package, target_python, torch) for library in package.objects)
     return islice(judged_apart(looks), 1)
 
 
-def _misfit(library: SharedObject, package: Extension, target_python: TargetPython, torch: Torch) -> Iterator[Finding]:
+def _mismatch(
+    library: SharedObject, package: Extension, target_python: TargetPython, torch: Torch
+) -> Iterator[Finding]:
     if fault := mismatch(library, package.objects, target_python, torch):
         yield Finding.of(
             f"{package.package} {package.version}".strip() + f" {fault[0]}"[: 150 - len(package.package)],

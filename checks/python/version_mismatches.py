@@ -19,7 +19,7 @@ from ddpdoctor.logs.analyze.script_errors import PACKAGES
 from ddpdoctor.logs.exceptions import is_of_library, package_of, short_name, with_slashes
 
 
-class Misfit(msgspec.Struct, frozen=True, kw_only=True):
+class VersionMismatch(msgspec.Struct, frozen=True, kw_only=True):
     """Two things of different versions.
 
     sure: nothing of the script's can be the reason. packages: whose releases are to be looked at, as they are imported. frame: the
@@ -39,7 +39,7 @@ _SHADOWED: Final = compile_lazily(r"partially initialized|circular import|consid
 """Python's words where a file of the script's has a package's name, or modules import each other."""
 
 
-def misfit_of(raised: LoggedException) -> Misfit | None:
+def mismatch_of(raised: LoggedException) -> VersionMismatch | None:
     """Tell which versions don't fit, where the exception shows that."""
     judge = _JUDGES.get(short_name(raised.exception))
     if judge is None or not raised.frames or _SHADOWED.search(raised.message):
@@ -63,7 +63,7 @@ _TORCH: Final = "torch"
 _INIT: Final = "__init__"
 
 
-def _of_call(raised: LoggedException) -> Misfit | None:
+def _of_call(raised: LoggedException) -> VersionMismatch | None:
     found = _ARGUMENTS.match(raised.message)
     if found is None:
         return None
@@ -88,7 +88,7 @@ def _of_call(raised: LoggedException) -> Misfit | None:
         return None
     how = f"an argument '{keyword}' that it doesn't take" if keyword else "other arguments than it takes"
     shown = what.removesuffix(f".{_INIT}") if what != _INIT else _class_called(caller.code)
-    return Misfit(
+    return VersionMismatch(
         summary=f"{package} calls {shown}() with {how}: versions don't fit",
         cause=f"The call stands in {package}'s own code, which was written for another release of the package that {shown}() is of."
         + (
@@ -137,13 +137,13 @@ def _class_called(code: str) -> str:
     return next((call["name"] for call in _CALL.finditer(code) if call["name"][:1].isupper()), _INIT)
 
 
-def _from_a_file(what: str, keyword: str, inner: tuple[LogFrame, ...]) -> Misfit | None:
+def _from_a_file(what: str, keyword: str, inner: tuple[LogFrame, ...]) -> VersionMismatch | None:
     """An argument of a class that the script's line doesn't name, and a package hands on."""
     if not (inner and keyword and what.endswith(_INIT)):
         return None
     package = package_of(inner[-1].path)
     shown = what.removesuffix(f".{_INIT}") if what != _INIT else "a class of its own"
-    return Misfit(
+    return VersionMismatch(
         summary=f"{package} builds {shown} with an argument '{keyword}' that it doesn't take: it is of another version than what gives it that",
         cause=f"The script's line doesn't name '{keyword}': it mostly comes from a file (a configuration, an adapter) that a newer {package} wrote.",
         packages=(package,),
@@ -162,7 +162,7 @@ _OF_OBJECT: Final = compile_lazily(
 _GETTERS: Final = ("__getattr__", "__getattribute__")
 
 
-def _of_attribute(raised: LoggedException) -> Misfit | None:
+def _of_attribute(raised: LoggedException) -> VersionMismatch | None:
     frames = list(raised.frames)
     while frames and frames[-1].function.rpartition(".")[2] in _GETTERS:
         frames.pop()
@@ -191,7 +191,7 @@ def _of_attribute(raised: LoggedException) -> Misfit | None:
         return None
     kind, name = found["kind"], found["name"]
     own = f"Unless {kind} is a class of your own, which lacks it, or not the one that belongs there."
-    return Misfit(
+    return VersionMismatch(
         summary=f"{whose} {kind} for {name}, which it hasn't got: versions don't fit",
         cause=f"{package or 'The script'} was written for another release of the package that {kind} is of. {own}",
         packages=(package,) if package else (),
@@ -202,13 +202,13 @@ def _of_attribute(raised: LoggedException) -> Misfit | None:
 
 def _lacks(
     what: str, module: str, asker: LogFrame, package: str, known: set[str], *, itself: bool = True
-) -> Misfit | None:
+) -> VersionMismatch | None:
     """Judge that a module lacks something. known: packages that are surely installed ones. itself: it is that very package, and no folder of its name."""
     other = module.partition(".")[0]
     if module == "__main__":
         return None
     if other == package:
-        return Misfit(
+        return VersionMismatch(
             summary=f"{package} doesn't find its own {what}: files of two releases are mixed, or a part of it isn't installed",
             cause=f"One file of {package} asks for what another one hasn't got: an update that was broken off, or two installations of it.",
             packages=(package,),
@@ -220,7 +220,7 @@ def _lacks(
     whose = package or "The script"
     name = _PYTHON if of_python else other
     hidden = f" Unless the name is misspelt, or a file or folder of yours that is called {other} hides it."
-    return Misfit(
+    return VersionMismatch(
         summary=f"{whose} asks for {what}, which the installed {name} doesn't have: versions don't fit",
         cause=f"{whose} was written for another release of {name}."
         + ("" if package and itself and not of_python else hidden),
@@ -241,7 +241,7 @@ _NO_MODULE: Final = compile_lazily(r"No module named '?(?P<module>\w+(?:\.\w+)+)
 _PYTHONS: Final = compile_lazily(r"/lib(?:64)?/python\d[\d.]*/(?!(?:site|dist)-packages/)")
 
 
-def _of_import(raised: LoggedException) -> Misfit | None:
+def _of_import(raised: LoggedException) -> VersionMismatch | None:
     importer = next(
         (frame for frame in reversed(raised.frames) if package_of(frame.path) or not is_of_library(frame.path)), None
     )
@@ -268,13 +268,13 @@ def _of_import(raised: LoggedException) -> Misfit | None:
     return _of_source_trees(what, module, path, importer, package)
 
 
-def _of_source_trees(what: str, module: str, path: str, importer: LogFrame, package: str) -> Misfit | None:
+def _of_source_trees(what: str, module: str, path: str, importer: LogFrame, package: str) -> VersionMismatch | None:
     """Judge what a module that isn't installed lacks: it is of a source tree, or a folder of the script's own."""
     tree = path.partition(f"/{module.replace('.', '/')}")[0]
     if not tree or with_slashes(importer.path).startswith(f"{tree}/") or not importer.path.startswith("/"):
         return None
     other = module.partition(".")[0]
-    return Misfit(
+    return VersionMismatch(
         summary=f"{tree} has no {what}, which {package or 'other code'} asks of it: versions don't fit",
         cause=f"{package or importer.path} was written for another release of {other} than the one that lies in {tree}; or what lies there is "
         "something else of that name, which hides the package that is meant.",
@@ -286,18 +286,18 @@ def _of_source_trees(what: str, module: str, path: str, importer: LogFrame, pack
 # --- files ------------------------------------------------------------------------------------------------------------------
 
 
-def _of_key(raised: LoggedException) -> Misfit | None:
+def _of_key(raised: LoggedException) -> VersionMismatch | None:
     """The kinds of models that a release knows are the keys of a table."""
     if not with_slashes(raised.frames[-1].path).endswith("transformers/models/auto/configuration_auto.py"):
         return None
-    return Misfit(
+    return VersionMismatch(
         summary=f"transformers knows no model of type {raised.message}: most likely it is older than the model",
         cause="The model's config.json names its type, and the installed transformers has none of that name.",
         packages=("transformers",),
     )
 
 
-_JUDGES: Final[dict[str, Callable[[LoggedException], Misfit | None]]] = {
+_JUDGES: Final[dict[str, Callable[[LoggedException], VersionMismatch | None]]] = {
     "TypeError": _of_call,
     "AttributeError": _of_attribute,
     "ImportError": _of_import,
