@@ -12,8 +12,8 @@ from ddpdoctor.base.text import LONGEST_QUOTE, clip
 from ddpdoctor.checks.python.version_mismatches import VersionMismatch, mismatch_of
 from ddpdoctor.engine.registry import Catalogue, LogTraits, check, requires
 from ddpdoctor.facts.log import Log, LoggedException, SignMatch
-from ddpdoctor.knowledge.python_commands import versions_installed
-from ddpdoctor.logs.analyze.script_errors import PACKAGES, python_of
+from ddpdoctor.knowledge.python_commands import python_of, versions_installed
+from ddpdoctor.knowledge.python_packages import PACKAGES
 from ddpdoctor.logs.analyze.sightings import NO_LOG, lines, shown_by, where, word
 from ddpdoctor.logs.analyze.verdict import verdict_of
 

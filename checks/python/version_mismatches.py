@@ -15,7 +15,7 @@ import msgspec
 
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.facts.log import LogFrame, LoggedException
-from ddpdoctor.logs.analyze.script_errors import PACKAGES
+from ddpdoctor.knowledge.python_packages import PACKAGES
 from ddpdoctor.logs.exceptions import is_of_library, package_of, short_name, with_slashes
 
 

@@ -11,8 +11,7 @@ from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.log_signs import SignRole
 from ddpdoctor.engine.log_traits import Particulars
 from ddpdoctor.facts.log import Log, LoggedException, SignMatch
-from ddpdoctor.knowledge.python_commands import versions_installed
-from ddpdoctor.logs.analyze.script_errors import python_of
+from ddpdoctor.knowledge.python_commands import python_of, versions_installed
 from ddpdoctor.logs.analyze.sightings import shown_by, word
 from ddpdoctor.logs.exceptions import package_of, short_name
 

@@ -1,11 +1,17 @@
-"""Command lines that run in the target Python, and nowhere else. Pure."""
+"""Command lines that run in the target Python, and nowhere else; which Python ran, by a log. Pure."""
 
 from __future__ import annotations
 
 import re
 import shlex
+from typing import Final
 
+from ddpdoctor.base.lazy_patterns import compile_lazily
+from ddpdoctor.facts.log import Log
 from ddpdoctor.facts.target_python import TargetPython
+
+_BINARY: Final = compile_lazily(r" of binary: (?P<python>/\S*python[\d.]*)(?=\s|$)")
+_SITE: Final = compile_lazily(r"^(?P<prefix>/\S*)/lib/python3\.\d+/site-packages/")
 
 
 def in_target_python(target_python: TargetPython, *arguments: str) -> str:
@@ -27,3 +33,15 @@ def versions_installed(python: str, *packages: str) -> str:
     """The command that shows which releases of these that Python has, by whichever of "-", "_" and "." pip writes them with."""
     names = "|".join(dict.fromkeys(re.sub(r"[-_.]+", ".", package) for package in packages))
     return f"{shlex.quote(python)} -m pip list | grep -iE {shlex.quote(names)}"
+
+
+def python_of(log: Log) -> str:
+    """Find the interpreter of the ranks: by the launcher's word, else by where its packages lie."""
+    for exited in log.exited:
+        if found := _BINARY.search(exited.line.text):
+            return found["python"]
+    for raised in log.raised:
+        for frame in raised.frames:
+            if found := _SITE.match(frame.path):
+                return f"{found['prefix']}/bin/python"
+    return "python"

@@ -12,7 +12,8 @@ from typing import Final, NamedTuple
 from ddpdoctor.base.findings import Fix
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.facts.log import Log, LogFrame, LoggedException
-from ddpdoctor.knowledge.python_commands import versions_installed
+from ddpdoctor.knowledge.python_commands import python_of, versions_installed
+from ddpdoctor.knowledge.python_packages import PACKAGES
 from ddpdoctor.logs.analyze.failures import Failure
 from ddpdoctor.logs.exceptions import PYTHON, is_nested, is_of_launcher, library_of, short_name
 
@@ -222,24 +223,6 @@ def fault_fixes(raised: LoggedException, log: Log) -> tuple[Fix, ...]:
 # --- a module that is missing -------------------------------------------------------------------------------------------
 
 
-PACKAGES: Final = {
-    "Crypto": "pycryptodome", "GPUtil": "GPUtil", "PIL": "pillow", "absl": "absl-py", "accelerate": "accelerate", "albumentations": "albumentations",
-    "attr": "attrs", "av": "av", "bitsandbytes": "bitsandbytes", "boto3": "boto3", "bs4": "beautifulsoup4", "click": "click",
-    "comet_ml": "comet-ml", "cv2": "opencv-python", "datasets": "datasets", "dateutil": "python-dateutil", "deepspeed": "deepspeed",
-    "diffusers": "diffusers", "dotenv": "python-dotenv", "easydict": "easydict", "einops": "einops", "evaluate": "evaluate", "fire": "fire",
-    "flash_attn": "flash-attn", "fsspec": "fsspec", "google.protobuf": "protobuf", "h5py": "h5py", "huggingface_hub": "huggingface-hub",
-    "hydra": "hydra-core", "imageio": "imageio", "kornia": "kornia", "librosa": "librosa", "lightning": "lightning", "lmdb": "lmdb", "loguru": "loguru",
-    "matplotlib": "matplotlib", "mlflow": "mlflow", "mpi4py": "mpi4py", "nltk": "nltk", "numba": "numba", "numpy": "numpy", "omegaconf": "omegaconf",
-    "open_clip": "open-clip-torch", "packaging": "packaging", "pandas": "pandas", "peft": "peft", "pkg_resources": "setuptools", "psutil": "psutil",
-    "pyarrow": "pyarrow", "pycocotools": "pycocotools", "pydantic": "pydantic", "pynvml": "nvidia-ml-py", "pytorch_lightning": "pytorch-lightning",
-    "ray": "ray", "regex": "regex", "requests": "requests", "rich": "rich", "safetensors": "safetensors", "scipy": "scipy", "seaborn": "seaborn",
-    "sentence_transformers": "sentence-transformers", "sentencepiece": "sentencepiece", "setuptools": "setuptools", "skimage": "scikit-image",
-    "sklearn": "scikit-learn", "soundfile": "soundfile", "spacy": "spacy", "tensorboard": "tensorboard", "tensorboardX": "tensorboardX",
-    "termcolor": "termcolor", "tiktoken": "tiktoken", "timm": "timm", "tokenizers": "tokenizers", "torch": "torch", "torchaudio": "torchaudio",
-    "torchdata": "torchdata", "torchmetrics": "torchmetrics", "torchvision": "torchvision", "tqdm": "tqdm", "transformers": "transformers", "trl": "trl",
-    "wandb": "wandb", "webdataset": "webdataset", "xformers": "xformers", "yacs": "yacs", "yaml": "PyYAML", "zarr": "zarr",
-}  # fmt: skip
-"""Module -> what pip installs it by."""
 APEX: Final = "apex"
 _OF_APEX: Final = (
     Fix(
@@ -255,8 +238,6 @@ _OF_APEX: Final = (
     ),
 )
 _MISSING: Final = compile_lazily(r"No module named '(?P<module>[\w.]+)'")
-_BINARY: Final = compile_lazily(r" of binary: (?P<python>/\S*python[\d.]*)(?=\s|$)")
-_SITE: Final = compile_lazily(r"^(?P<prefix>/\S*)/lib/python3\.\d+/site-packages/")
 
 
 def module_missing(raised: LoggedException) -> str:
@@ -301,18 +282,6 @@ def missing_module_fixes(module: str, log: Log) -> tuple[Fix, ...]:
         ),
         own,
     )
-
-
-def python_of(log: Log) -> str:
-    """Find the interpreter of the ranks: by the launcher's word, else by where its packages lie."""
-    for exited in log.exited:
-        if found := _BINARY.search(exited.line.text):
-            return found["python"]
-    for raised in log.raised:
-        for frame in raised.frames:
-            if found := _SITE.match(frame.path):
-                return f"{found['prefix']}/bin/python"
-    return "python"
 
 
 # --- a program that the script starts -----------------------------------------------------------------------------------
