@@ -305,15 +305,10 @@ def _just_before(end: LogLine, course: Timeline) -> LogLine | None:
     near = [
         late_error
         for late_error in _late_errors(course)
-        if late_error.file == end.file and 0 < end.number - late_error.number <= _lines_to_launcher(late_error)
+        if late_error.file == end.file and 0 < end.number - late_error.number <= MAX_LINES_TO_LAUNCHER
     ]
     telling = (line for line in reversed(near) if NAMED.match(line.text) or programs_missing(line.text))
     return next(telling, None)
-
-
-def _lines_to_launcher(error: LogLine) -> int:
-    """Count the lines within which a launcher speaks of an error: behind a name alone its message comes first."""
-    return MAX_LINES_TO_LAUNCHER * (2 if error.text.endswith(":") else 1)
 
 
 def _last_errors(course: Timeline) -> list[LogLine]:

@@ -41,8 +41,8 @@ class Placing:
 
     def fact(self, fact: Fact) -> Fact:
         """Complete the lines of a fact."""
-        named = {name: getattr(fact, name, None) for name in ("line", "began", "beside")}
-        lines = {name: self.line(line) for name, line in named.items() if line}
+        fields = {name: getattr(fact, name) for name in fact.__struct_fields__}
+        lines = {name: self.line(field) for name, field in fields.items() if isinstance(field, LogLine)}
         return msgspec.structs.replace(fact, **lines)
 
     def exited(self, exited: ProcessExit) -> ProcessExit:

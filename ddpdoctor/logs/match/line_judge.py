@@ -58,13 +58,13 @@ _EXCEPTION: Final = re.compile(r"(?!nccl[A-Z])(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:
 _BEHIND_ANOTHER: Final = re.compile(r"[ |]|[0-9a-f]{7}")
 """Lines that the one above may tell the meaning of."""
 _OF_HOOK: Final = re.compile(rb"[^\n]{0,200}?\[rank\d{1,6}\]: ?[A-Za-z_][\w.]*: ")
-_GOES_ON: Final = rb"(?!(?i:[^\n]{0,200}\b(?:steps?|iter\w*|epoch|batch|loss|it/s|info|debug|warn\w*)\b)|\d|Traceback|[^\n]{0,40}wandb:)\S[^\n]*\n"
+_GOES_ON: Final = rb"(?!(?i:[^\n]{0,200}\b(?:steps?|iter\w*|epochs?|batch(?:es)?|loss|it/s|info|debug|warn\w*)\b)|\d|Traceback|[^\n]{0,40}wandb:)\S[^\n]*\n"
 """A line of an exception's message, and none of a training's steps."""
 _LEAVES: Final = re.compile(
     rb"[^\n]*\n(?:" + _GOES_ON + rb"){0,4}(?:(?:\[[^\]\n]{1,40}\]:? ?)?wandb:[^\n]*\n|[ \t\r]*\n){1,60}"
-    rb"[^\n]{0,200}?(?:\](?: \[\w+\])? (?:Sending process \d+ closing signal SIG|failed \(exitcode: )|(?:srun|slurmstepd): error: )"
+    rb"[^\n]{0,200}?(?:\](?: \[\w+\])? (?:Sending process \d+ closing signal SIG|failed \(exitcode: )|srun: error: [^\n]{0,200}\btasks? [\d,-]+: Exited with exit code )"
 )
-"""Below a process's last word and an empty line, or what wandb sums up, a launcher says that one ended."""
+"""Below a process's last word and an empty line, or what wandb sums up, a launcher says that one ended by itself, and wasn't cancelled."""
 
 
 class Spot(NamedTuple):

@@ -35,8 +35,11 @@ _OF_AN_ERROR: Final = re.compile(r"(?:\w\.|^)\w*(?:Error|Exception|Interrupt|Exi
 _EXCEPTIONS_BY_FORM: Final = re.compile(r"\.\w|(?:Warning|Expired|Failed|Failure|Iteration)$")
 _FIGURE: Final = re.compile(r"[-+]?\d[\d.,]*(?:[eE][-+]?\d+)?(?: ?(?:%|[A-Za-z]{1,3}(?:/[A-Za-z]{1,4})?))?$")
 """What stands behind the name of a metric; an exception's message mostly is more, as that of a KeyError isn't."""
-_ASSERTED: Final = re.compile(r"assert .+, ?\(?(?P<quote>['\"])(?P<words>[^'\"\\]+)(?P=quote)\)?$")
-"""An assertion with the words that it fails with, where the log breaks off right behind it."""
+_ASSERTED: Final = re.compile(
+    r"assert (?:(?<![\w.])(?:len|isinstance|issubclass|hasattr|callable)\(|(?![\w\])]\().)+, ?\(?(?P<quote>['\"])(?P<words>[^'\"\\]+)(?P=quote)\)?$"
+)
+"""An assertion with the words that it fails with, where the log breaks off right behind it: what its condition calls, but for Python's
+own questions, may have raised something else."""
 _NESTED: Final = re.compile(r"(?P<name>(?:\w+\.)*\w+(?:Error|Exception|Failed|Interrupt)): (?P<message>\S.*)$")
 """The exception that another one's message ends with, as torch.compile's does: "backend='inductor' raised:"."""
 _BELOW: Final = re.compile(

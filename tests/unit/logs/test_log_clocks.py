@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.checks.catalogue import catalogue
-from ddpdoctor.facts.log import LogLine
+from ddpdoctor.facts.log import LoggedException, LogLine
 from ddpdoctor.logs.analyze.verdict import verdict_of
 from ddpdoctor.logs.diagnosis import judge_log
+from ddpdoctor.logs.match.global_ranks import Placing
 from ddpdoctor.logs.render.headline import headline
 from tests.support.logs_by_hand import read
 
@@ -63,3 +64,11 @@ def test_a_lent_clock_proves_no_order() -> None:
     own = "2026-11-22 {} ERROR train: "
     first, second = labelled(0, own.format("10:30:00") + FELL), labelled(1, own.format("10:31:00") + FELL)
     assert lead(second + "step 1\n" * 200 + first).rank == 0
+
+
+def test_every_line_of_an_exception_gets_its_rank_and_its_year() -> None:
+    line = LogLine(file=0, number=1, text="", local_rank=1, host="b", time=5.0)
+    raised = LoggedException(exception="E", message="", line=line, began=line, reason=line)
+    placed = Placing([("b", 0, 4)], 1_700_000_000.0).fact(raised)
+    assert placed.line.rank == 5
+    assert placed.line == placed.began == placed.reason

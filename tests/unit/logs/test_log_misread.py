@@ -38,15 +38,27 @@ def test_an_exception_may_have_a_figure_for_its_message(line: str) -> None:
     assert f"{raised.exception}: {raised.message}" == line
 
 
-def test_the_words_of_an_assertion_count_where_the_log_breaks_off_behind_it() -> None:
-    code = "    assert count > 0, 'no sample was read'\n"
+@pytest.mark.parametrize("condition", ["count > 0", "not (count <= 0)", 'len(samples["a"]) > 0'])
+def test_the_words_of_an_assertion_count_where_the_log_breaks_off_behind_it(condition: str) -> None:
+    code = f"    assert {condition}, 'no sample was read'\n"
     frame = '  File "/home/ada/fit.py", line 4, in fit\n'
     raised = judged(TRACEBACK + frame + code).raised
     assert raised is not None
     assert (raised.exception, raised.message) == ("AssertionError", "no sample was read")
 
 
-@pytest.mark.parametrize("code", ["    assert count > 0\n", '    assert count > 0, f"{count} samples"\n', ""])
+@pytest.mark.parametrize(
+    "code",
+    [
+        "    assert count > 0\n",
+        '    assert count > 0, f"{count} samples"\n',
+        '    assert all(check(one) for one in samples), "bad input"\n',
+        '    assert checks[0](count), "bad input"\n',
+        '    assert len(load(count)) > 0, "bad input"\n',
+        '    assert own.len(count), "bad input"\n',
+        "",
+    ],
+)
 def test_of_another_traceback_that_breaks_off_nothing_is_guessed(code: str) -> None:
     raised = judged(TRACEBACK + '  File "/home/ada/fit.py", line 4, in fit\n' + code).raised
     assert raised is not None

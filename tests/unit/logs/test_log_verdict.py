@@ -341,6 +341,8 @@ def test_a_message_may_stand_between_an_exception_s_name_and_the_launcher_s_word
     assert found.outcome is RunOutcome.UNRECOGNISED
     assert found.lead is not None
     assert found.lead.text.startswith("FileExistsError")
+    assert found.raised is not None
+    assert found.raised.message == "[Errno 17] File exists: '/scratch/eeg'"
 
 
 @pytest.mark.parametrize("label", ["", "0: ", "[rank0]: "])

@@ -179,6 +179,20 @@ def test_an_exception_whose_message_goes_on_is_told_before_the_launchers_word(be
     assert any("let one rank do it" in step.text for step in next_steps(told))
 
 
+def test_a_job_that_slurm_cancelled_behind_an_exception_is_told_as_that() -> None:
+    """Nobody says that a task ended by itself: the script may have caught the exception."""
+    steps = "".join(f"step {step} loss 0.5\n" for step in range(30))
+    cancelled = "slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-01-01T10:00:00 DUE TO TIME LIMIT ***\n"
+    told = judge_log(read(f"{steps}ValueError: sample 7 is empty\n\n{cancelled}"), catalogue())
+    assert told.verdict.outcome is RunOutcome.STOPPED
+    assert "time limit" in headline(told)
+
+
+def test_a_training_s_words_behind_an_exception_are_no_message_of_it() -> None:
+    text = "ValueError: sample 7 is empty\nvalidating batches 3 of 9\nepochs done 3\n\nsrun: error: node7: task 3: Exited with exit code 1\n"
+    assert judge_log(read(text), catalogue()).verdict.raised is None
+
+
 @pytest.mark.parametrize("count", [3, 4, 8])
 def test_an_exception_behind_which_steps_follow_is_not_why_the_launcher_saw_an_end(count: int) -> None:
     steps = "".join(f"epoch 1 step {step} loss 0.5\n" for step in range(count)) + "\n"
