@@ -41,7 +41,7 @@ class TruthRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     Args:
         where: repository and thread or file.
-        cause: the truth, in the reader's words; "" of a run that ended well.
+        cause: the truth, in the reader's words; "" of a run that ended well, or of a log that stops without a word of failure.
         kind: what it is about.
         stated: whether the text alone tells it.
         verdict: of the first cause that was named.
@@ -69,13 +69,14 @@ def truth_sets() -> dict[str, list[TruthRow]]:
 
 def _share(rows: Sequence[TruthRow], counts: Callable[[TruthRow], bool]) -> str:
     found = sum(map(counts, rows))
-    return f"{found} of {len(rows)} ({100 * found / len(rows):.0f} %)" if rows else "none"
+    return f"{found} of {len(rows)} ({100 * found / len(rows):.0f} %)" if rows else ""
 
 
 def table() -> str:
     """The figures of all sets that are kept."""
     sets = truth_sets()
     failed = {name: [row for row in rows if row.cause] for name, rows in sets.items()}
+    well = {name: [row for row in rows if not row.cause] for name, rows in sets.items()}
     stated = {name: [row for row in rows if row.stated] for name, rows in failed.items()}
 
     def line(words: str, of: dict[str, list[TruthRow]], counts: Callable[[TruthRow], bool]) -> str:
@@ -98,4 +99,5 @@ def table() -> str:
         line("where the text tells which rank or host: right", ranks, lambda row: row.rank is RankVerdict.RIGHT),
         line("... wrong", ranks, lambda row: row.rank is RankVerdict.WRONG),
         line("a fix that would have healed it", failed, lambda row: row.heals),
+        line("logs of runs that ended well, or stop without a word: no alarm", well, lambda row: row.verdict is AnswerVerdict.RIGHT),
     ))  # fmt: skip

@@ -226,7 +226,9 @@ def test_a_prolog_keeps_a_job_from_a_sick_node(well: Cluster) -> None:
     assert refused.returncode != 0
     assert "n1" not in refused.stdout.split()
     # srun ends as the prolog of n1 has failed; that of n2 may still be under way.
-    wait_until(lambda: sorted(well.said("prolog.codes").split()) == ["0"] * 5 + ["1"], lambda: well.said("prolog.codes"))
+    wait_until(
+        lambda: sorted(well.said("prolog.codes").split()) == ["0"] * 5 + ["1"], lambda: well.said("prolog.codes")
+    )
     # Slurm keeps of a Prolog's output what one that fails has said.
     said = f"print ddpdoctor: node: {LOOPBACK}: n1 resolves to 127.0.1.1"
     assert said in well.said("prolog.out")
