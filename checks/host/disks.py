@@ -144,28 +144,45 @@ def _seen(disk: Disk, figures: str) -> Evidence:
     return Evidence(f"{disk.purpose} {disk.path} ({disk.file_system or 'file system'}): {figures}", "statvfs")
 
 
-_OF_FILE_STORE: Final = compile_lazily(r"^RuntimeError: open\((?P<path>/[^)]*)\): ")
+_OF_FILE_STORE: Final = compile_lazily(r"^RuntimeError: open\((?P<path>/[^)]*)\): (?P<said>\w[\w ]{0,80})")
 _FILE_URL: Final = compile_lazily(r"file:/(?P<folder>/[^/\s'\"]+)(?P<path>/[^\s'\"?,)]*)")
 """One that lacks the third slash: torch takes its first folder for a host, and drops it."""
 
 
 def _of_rendezvous(seen: Sequence[SignMatch], log: Log) -> Particulars:
     """Tell of the file at which the ranks meet: it is no folder that training writes to."""
-    opened = next((found["path"] for match in seen if (found := _OF_FILE_STORE.match(match.line.text))), "")
-    if not opened:
+    failed = next((found for match in seen if (found := _OF_FILE_STORE.match(match.line.text))), None)
+    if failed is None:
         return Particulars()
+    opened = failed["path"]
+    summary = f"The ranks were to meet at the file {opened}, which can't be made"
+    over_network = Fix("Or let the ranks meet over the network, as torchrun sets it up", ('init_method="env://"',))
     calls = [frame.code for raised in log.raised for frame in raised.frames]
-    urls = [url for code in calls for url in _FILE_URL.finditer(code) if url["path"] == opened]
-    folder = urls[0]["folder"] if urls else "/FOLDER"
-    means = "has" if urls else "perhaps has"
+    folder = next((url["folder"] for code in calls for url in _FILE_URL.finditer(code) if url["path"] == opened), "")
+    if not folder:
+        return Particulars(
+            f"{summary}: {failed['said']}",
+            (
+                Fix(
+                    "See on each host whether its folder is there, and whose it is",
+                    (f'ls -ld "$(dirname {shlex.quote(opened)})"',),
+                ),
+                Fix(
+                    "Name a file in a folder that all ranks share and may write to: behind file:// stands its whole path from the root on",
+                    ('init_method="file:///FOLDER/NAME"',),
+                ),
+                over_network,
+            ),
+            "The rank that comes first makes that file. The system refused it: the folder isn't there, or isn't this user's to write to.",
+        )
     return Particulars(
-        f"The ranks were to meet at the file {opened}, which can't be made: its address {means} one slash too few",
+        f"{summary}: its address has one slash too few",
         (
             Fix(
                 "Write three slashes, and a folder that all ranks share and may write to; the file must not be there before",
                 (f'init_method="file://{folder}{opened}"',),
             ),
-            Fix("Or let the ranks meet over the network, as torchrun sets it up", ('init_method="env://"',)),
+            over_network,
         ),
         "What stands between the second and the third slash of file:// is taken for a host, and dropped: of "
         f"file:/{folder}{opened} torch opens {opened}.",

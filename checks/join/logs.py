@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from typing import Final
 
 from ddpdoctor.base.findings import FAIL, Finding, Fix, Owner
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.checks.log_check import log_check
+from ddpdoctor.engine.log_traits import LogTraits
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.knowledge.frameworks import ACCELERATE
 from ddpdoctor.knowledge.launcher_options import launcher_of_log
@@ -50,7 +53,16 @@ def rdzv_connect_failed(log: Log, seen: Sequence[SignMatch]) -> Finding:
     )
 
 
-@log_check("stale-store-counts", severity=FAIL, owner=Owner.USER)
+_ALL_ATTEMPTS_LEFT: Final = compile_lazily(r"(?<!\d)(?P<attempts>\d+)/(?P=attempts) attempts left; ")
+
+
+def _was_the_first_attempt(match: SignMatch, log: Log) -> bool:
+    """Whether torchrun says behind it that none of its attempts had been used: it tells of that at each failure, after it."""
+    told = match.beside
+    return told is not None and told.order > match.line.order and bool(_ALL_ATTEMPTS_LEFT.search(told.text))
+
+
+@log_check("stale-store-counts", severity=FAIL, owner=Owner.USER, log=LogTraits(refuted=_was_the_first_attempt))
 def stale_store_counts(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """The store still counts the ranks of an earlier attempt.
 

@@ -92,8 +92,8 @@ def mpirun_slots(log: Log, seen: Sequence[SignMatch]) -> Finding:
             f"The launcher takes {host}:{slots} for a host's name: it doesn't know that {slots} is the number of slots",
             Fix("See which MPI it is: Open MPI knows host:slots", ("mpirun --version",)),
             Fix(
-                "Or give the number in a host file, which older ones know, too",
-                (f"echo {shlex.quote(f'{host} slots={slots}')} > hosts", "mpirun --hostfile hosts ..."),
+                "Or give the number in a host file, which older ones know, too: one such line for each host",
+                (f"echo {shlex.quote(f'{host} slots={slots}')} >> mpi-hosts", "mpirun --hostfile mpi-hosts ..."),
             ),
         )
     number = wanted or "N"
@@ -103,8 +103,8 @@ def mpirun_slots(log: Log, seen: Sequence[SignMatch]) -> Finding:
             "See how many GPUs there are, and ask for no more processes: mpirun -np, horovodrun -np", ("nvidia-smi -L",)
         ),
         Fix(
-            "If there are enough, tell mpirun so, in all for as many as it is to start",
-            (f"mpirun -np {number} --host localhost:{number} ...",),
+            f"If there are enough GPUs, name each host with its number of slots; together at least {number}",
+            (f"mpirun -np {number} --host HOST1:8,HOST2:8 ...",),
         ),
     )
 

@@ -95,3 +95,39 @@ def test_the_first_line_names_a_program_that_is_not_found() -> None:
     assert headline(judge_log(read(said), catalogue())).endswith("; PATH doesn't lead to torchrun")
     unknown = headline(judge_log(read("bash: line 3: module: command not found"), catalogue()))
     assert unknown.endswith("no sign that is known here says why")
+
+
+@pytest.mark.parametrize(
+    ("name", "behind", "slug", "sure"),
+    [
+        ("node2:8", "", "mpirun-slots", False),
+        ("node2:8", "horovodrun ends\n", "mpirun-slots", True),
+        ("node2:8", "mpirun ends\n", "mpirun-slots", True),
+        ("node2:22", "mpirun ends\n", "ssh-login-failed", True),
+        ("node2:2222", "mpirun ends\n", "ssh-login-failed", True),
+        ("node2", "mpirun ends\n", "ssh-login-failed", True),
+    ],
+)
+def test_a_number_behind_a_hosts_name_is_slots_or_a_port(name: str, behind: str, slug: str, sure: bool) -> None:
+    found = verdict_of(
+        read(f"ssh: Could not resolve hostname {name}: Name or service not known\n{behind}"), catalogue()
+    )
+    assert [(suspect.slug, suspect.sure) for suspect in found.suspects] == [(slug, sure)]
+
+
+def test_what_is_to_be_typed_for_slots_harms_no_file_and_no_host() -> None:
+    number, few = (
+        "\n".join(
+            command
+            for opinion in judge_log(read(text), catalogue()).opinions
+            for fix in opinion.finding.fixes
+            for command in fix.commands
+        )
+        for text in (
+            "mpirun: ssh: Could not resolve hostname node2:8: Name or service not known\n",
+            "There are not enough slots available in the system to satisfy the 16\n",
+        )
+    )
+    assert "echo 'node2 slots=8' >> mpi-hosts" in number
+    assert "localhost" not in few
+    assert "mpirun -np 16 --host HOST1:8,HOST2:8" in few

@@ -131,3 +131,12 @@ def test_older_releases_of_torch_dont_say_why_shared_memory_cant_be_opened() -> 
     assert {suspect.slug for suspect in verdict.suspects} == {"shm-too-small", "nofile-limit"}
     assert not any(suspect.sure for suspect in verdict.suspects)
     assert _slugs(f"{TRACEBACK}{words}: No space left on device (28)\n") == ["shm-too-small"]
+
+
+@pytest.mark.parametrize(
+    ("before", "left", "told"), [("", "2/2", False), ("2/2", "", True), ("", "1/2", True), ("2/2", "1/2", True)]
+)
+def test_a_store_has_counts_of_an_attempt_only_where_one_was_before(before: str, left: str, *, told: bool) -> None:
+    counted = "Timed out initializing process group in store based barrier on rank: 3, for key: k:1 (world_size=4, worker_count=8, timeout=0:30:00)"
+    again = (AGAIN.replace("2/3", attempts) if attempts else "" for attempts in (before, left))
+    assert ("stale-store-counts" in _slugs(f"{TRACEBACK}RuntimeError: {counted}\n".join(again))) is told

@@ -138,8 +138,13 @@ def test_which_prefix_it_is_and_on_which_side(name: str, summary: str, command: 
         ("sick-file-init-in-the-root", "its address has one slash too few", 'init_method="file:///tmp/somefile"'),
         (
             "sick-file-init-no-such-folder",
-            "its address perhaps has one slash too few",
-            'init_method="file:///FOLDER/runs/meet"',
+            "can't be made: No such file or directory",
+            'ls -ld "$(dirname /runs/meet)"',
+        ),
+        (
+            "sick-file-init-of-another-user",
+            "can't be made: Permission denied",
+            'ls -ld "$(dirname /nfs/runs/store)"',
         ),
     ],
 )
@@ -147,5 +152,5 @@ def test_the_file_at_which_the_ranks_meet_is_no_folder_that_training_writes_to(
     name: str, summary: str, command: str
 ) -> None:
     finding = found(f"folder-not-writable/{name}", "folder-not-writable")
-    assert summary in finding.summary
+    assert finding.summary.endswith(summary)
     assert command in commands(finding)
