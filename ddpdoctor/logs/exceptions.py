@@ -68,8 +68,9 @@ _OF_PEERS: Final = compile_lazily(
 """How a rank says that another one went away, or never came."""
 
 _TOLD_ABOVE: Final = compile_lazily(
-    r"(?i)\b(?:see|check|look|read|refer)\b.{0,60}\b(?:above|further up)\b.{0,40}\b(?:actual|original|real|underlying|root|errors?|exceptions?|tracebacks?|causes?|reason)\b"
-    r"|\b(?:see|check|look|read|refer)\b.{0,40}\b(?:errors?|exceptions?|tracebacks?|stack ?traces?|error messages?) (?:\w+ ){0,2}above\b"
+    r"(?i)\b(?:see|check|look|read|refer)\b.{0,60}\b(?:above|further up)\b(?: for| to see| to find)?(?: the| its)?(?: actual| original| real| root| underlying)?"
+    r" (?:error|exception|traceback|cause|reason)s?\b"
+    r"|\b(?:see|check|look|read|refer)\b.{0,40}\b(?:errors?|exceptions?|tracebacks?|stack ?traces?|error messages?) (?:\w+ ){0,2}above(?=\W*$|[.!,;:)]| for\b)"
     r"|\bnot the (?:actual|real|original) error\b|\blook up to see\b"
 )
 """Words of an exception that only tells where the error is to be read."""
@@ -191,8 +192,9 @@ def is_told_above(raised: LoggedException) -> bool:
     return bool(_TOLD_ABOVE.search(raised.message))
 
 
-def is_of_peers(raised: LoggedException) -> bool:
-    """Whether it reports that another rank, the process that started it, or one that it waits for is gone or late."""
+def tells_of_another(raised: LoggedException) -> bool:
+    """Whether it only reports another failure: that a rank, the process that started it, or one that it waits for is gone or late, or that
+    the error stands above."""
     if is_of_parent(raised) or is_told_above(raised):
         return True
     over_network = _is_distributed(raised) or short_name(raised.exception) in ("RuntimeError", "BrokenPipeError")

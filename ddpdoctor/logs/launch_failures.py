@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from enum import Enum
 from typing import Final
 
 from ddpdoctor.base.lazy_patterns import compile_lazily
+from ddpdoctor.base.text import listed
 from ddpdoctor.facts.log import ProcessExit
 
 GIVES_UP: Final = (
@@ -31,6 +34,8 @@ FAILED: Final = "failed (exitcode: "
 """By which a launcher of torchrun's tells once in each attempt that a rank of its own failed."""
 REQUEUED: Final = compile_lazily(r"DUE TO (?:JOB REQUEUE|NODE FAILURE|PREEMPTION)")
 """Slurm's reasons for which it may start a job again, whose output goes to the same file with --open-mode=append."""
+MODULE: Final = "module"
+"""What clusters load programs by."""
 _PROGRAM: Final = r"(?<![\w./+-])([\w./+-]{1,200})"
 _QUOTED: Final = rf"[\u2018'`\"]?{_PROGRAM}[\u2019'\"]?"
 _NO_PROGRAM: Final = compile_lazily(
@@ -57,6 +62,32 @@ def is_of_launching(text: str) -> bool:
 def programs_missing(text: str) -> list[str]:
     """Name the programs that could not be started, since nobody finds them."""
     return [next(filter(None, found.groups())) for found in _NO_PROGRAM.finditer(text)]
+
+
+class MissingKind(Enum):
+    """The way in which the shell looks for a program that it doesn't find."""
+
+    FUNCTION = "a function of login shells"
+    FILE = "a file, by its path"
+    IN_PATH = "a name, in PATH"
+
+
+def why_missing(programs: Iterable[str]) -> dict[MissingKind, tuple[list[str], str]]:
+    """Tell of programs that nobody finds why, of each kind together: which they are, and the reason."""
+    kinds: dict[MissingKind, list[str]] = {}
+    for program in dict.fromkeys(programs):
+        kind = (
+            MissingKind.FUNCTION if program == MODULE else MissingKind.FILE if "/" in program else MissingKind.IN_PATH
+        )
+        kinds.setdefault(kind, []).append(program)
+    reasons = {
+        MissingKind.FUNCTION: "`{}` is a function of login shells",
+        MissingKind.FILE: "there is no file {} on that host, or not the interpreter that its first line names",
+        MissingKind.IN_PATH: "PATH doesn't lead to {}",
+    }
+    return {
+        kind: (kinds[kind], reason.format(listed(kinds[kind]))) for kind, reason in reasons.items() if kind in kinds
+    }
 
 
 def attempt_of_file(name: str) -> int | None:

@@ -11,7 +11,7 @@ import msgspec
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.log_signs import SignRole
 from ddpdoctor.facts.log import LastWords, Log, LoggedException, LoggedStack, LogLine, ProcessExit, SignMatch
-from ddpdoctor.logs.exceptions import is_cut, is_of_launcher, is_of_peers, is_within_launcher, short_name
+from ddpdoctor.logs.exceptions import is_cut, is_of_launcher, is_within_launcher, short_name, tells_of_another
 from ddpdoctor.logs.launch_failures import REQUEUED, attempt_of_file, ends_attempt
 
 LINES_OF_NEXT_ATTEMPT: Final = 3
@@ -148,7 +148,7 @@ def _another_follows(log: Log, bounds: list[int]) -> bool:
     behind = [raised for raised in log.raised if raised.began.number > end]
     if any(is_cut(raised) or is_of_launcher(raised) or is_within_launcher(raised) for raised in behind):
         return False
-    if any(not is_of_peers(raised) for raised in behind):
+    if any(not tells_of_another(raised) for raised in behind):
         return len(log.hosts) < FAILURES_OF_SEVERAL_ATTEMPTS
     last = max((words.line for words in log.last), key=lambda line: line.order, default=None)
     if behind or any(error.number > end for error in log.errors) or last is None:

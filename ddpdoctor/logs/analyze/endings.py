@@ -13,7 +13,7 @@ from ddpdoctor.base.text import signal_name
 from ddpdoctor.engine.registry import Catalogue, Check
 from ddpdoctor.facts.log import Log, LogLine, ProcessExit, SignMatch
 from ddpdoctor.knowledge.hang_causes import HangCause
-from ddpdoctor.logs.exceptions import is_of_launcher, is_of_peers
+from ddpdoctor.logs.exceptions import is_of_launcher, tells_of_another
 
 ABORT: Final = 6
 CRASHES: Final = (4, 7, 8, ABORT, 11)
@@ -181,7 +181,7 @@ def _may_have_failed(line: LogLine, exited: ProcessExit, log: Log) -> bool:
     raised = [
         exception
         for exception in log.raised
-        if exception.line.rank in mine and not (is_of_peers(exception) or is_of_launcher(exception))
+        if exception.line.rank in mine and not (tells_of_another(exception) or is_of_launcher(exception))
     ]
     errors = [error for error in log.errors if error.rank in mine and error.order < line.order]
     return bool(raised or errors) or any(

@@ -24,11 +24,11 @@ from ddpdoctor.logs.exceptions import (
     is_mistake,
     is_of_launcher,
     is_of_parent,
-    is_of_peers,
     is_ordinary,
     is_passed_on,
     is_within_launcher,
     says_nothing,
+    tells_of_another,
 )
 from ddpdoctor.logs.launch_failures import TERMINATIONS, attempt_of_file
 from ddpdoctor.logs.parse.labels import process_of
@@ -98,7 +98,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
             return only_ended and not self.names
         if self.signs and not self.raises(is_of_parent):
             return False
-        return bool(self.effects) or self.raises(is_of_launcher) or self.raises(is_of_peers)
+        return bool(self.effects) or self.raises(is_of_launcher) or self.raises(tells_of_another)
 
     @property
     def is_from_outside(self) -> bool:

@@ -58,6 +58,10 @@ _OF_ITSELF: Final = compile_lazily(
 """Words of a library about itself, and not about what it was handed."""
 
 
+_SCRIPTS_MODULE: Final = "'__main__'"
+"""The script itself, in a message on what it lacks."""
+
+
 class Meaning(NamedTuple):
     """What a library's words about its own state say of the script, by the library's source."""
 
@@ -85,8 +89,8 @@ _MEANINGS: Final = (
     ),
 )
 _SHOW_GRADIENTS: Final = (
-    "print([n for n, p in model.named_parameters() if p.requires_grad][:5], loss.grad_fn)",
-    "print(sum(p.grad is not None for g in optimizer.param_groups for p in g['params']))   # after backward()",
+    "print([n for n, p in model.named_parameters() if p.requires_grad][:5], loss.grad_fn)   # in the script, before backward()",
+    "print(sum(p.grad is not None for g in optimizer.param_groups for p in g['params']))   # in the script, after backward()",
 )
 
 
@@ -100,6 +104,8 @@ def fault_of(raised: LoggedException) -> BlamedCode:
     if not raised.frames:
         return BlamedCode.UNKNOWN
     inner = _without_pythons(raised.frames)
+    if not inner and raised.own is None and _SCRIPTS_MODULE not in raised.message:
+        return BlamedCode.UNKNOWN
     if not inner or not library_of(inner[-1].path):
         return BlamedCode.SCRIPT
     kind, last = short_name(raised.exception), raised.frames[-1]
@@ -157,10 +163,10 @@ def fault_words(raised: LoggedException) -> str:
     if fault is BlamedCode.SCRIPT or (fault is BlamedCode.ARGUMENTS and not package):
         return ""
     if fault is BlamedCode.UNKNOWN:
-        return (
-            "No traceback tells where it was raised: mostly by a mistake in the script or its arguments; but a library may also have "
-            "raised it about itself."
+        missing = (
+            "No line of the script is in its traceback" if raised.frames else "No traceback tells where it was raised"
         )
+        return f"{missing}: mostly it comes of a mistake in the script or its arguments; but a library may also have raised it about itself."
     last = _without_pythons(raised.frames)[-1]
     path = last.path.replace("\\", "/")
     within = f" in {last.function}" if last.function else ""
@@ -182,36 +188,41 @@ def fault_words(raised: LoggedException) -> str:
     )
 
 
-def fixes_of_a_race(said: str) -> tuple[Fix, ...]:
-    """Say what to do where a rank finds that a file is there already which it wanted to make, or to unpack."""
-    if not said.startswith("FileExistsError"):
+def fixes_of_a_race(said: str, log: Log) -> tuple[Fix, ...]:
+    """Say what to do where one of several ranks learns from the system that a file is there already which it wanted to make, or to unpack."""
+    ranks = max(log.world_size or 1, *(rank + 1 for rank in log.ranks), len(log.ranks))
+    if not said.startswith("FileExistsError: [Errno 17]") or ranks < 2:
         return ()
     return (
         Fix(
             "Several ranks may have made it at the same time, as each of them downloads or unpacks the same data: make it once before the run, "
-            "or let one rank do it while the others wait; of a folder, os.makedirs(path, exist_ok=True) does",
-            ("if dist.get_rank() == 0: make_it()", "dist.barrier()"),
+            "or let one rank do it while the others wait; for a folder, os.makedirs(path, exist_ok=True) is enough. In the script, with your own "
+            "lines that make it in the place of make_it()",
+            ("if dist.get_rank() == 0:   # Python, in the script", "    make_it()", "dist.barrier()"),
         ),
     )
 
 
+_ASKS: Final = compile_lazily(r"(?i)\b(?:set|(?:re-?)?(?:run|try)|export|pass)\b(?P<what>(?:(?![.!?;](?:\s|$)).)*)")
+"""A sentence that asks for something, from there on."""
 _SETTINGS: Final = compile_lazily(r"(?<![\w=])[A-Z][A-Z0-9_]{3,40}=[\w.:/-]+(?<![.:])")
-"""Of the environment, with which a message asks for another run."""
+"""Of the environment."""
 
 
 def fault_fixes(raised: LoggedException, log: Log) -> tuple[Fix, ...]:
     """Say what decides: what the message asks for itself, and which release it is of the package that raised it."""
     if meaning := meaning_of(raised):
         return (Fix(meaning.fix, _SHOW_GRADIENTS),)
-    if race := fixes_of_a_race(said_of(raised)):
+    if race := fixes_of_a_race(said_of(raised), log):
         return race
-    settings = _SETTINGS.findall(raised.message)
-    asked = (Fix("Its own words ask for another run, with", tuple(f"export {setting}" for setting in settings)),)
+    settings = [setting for asked in _ASKS.finditer(raised.message) for setting in _SETTINGS.findall(asked["what"])]
+    exports = tuple(f"export {setting}" for setting in settings)
+    asked = (Fix("Its own words ask for another run, with", exports),) if exports else ()
     package = raiser_of(raised)
     if not package or fault_of(raised) is not BlamedCode.LIBRARY:
-        return asked if settings else ()
+        return asked
     return (
-        *(asked if settings else ()),
+        *asked,
         Fix(
             f"See which version of {package} that is, and look for these words among its issues and in its release notes: a newer or an older "
             "one may not say it",

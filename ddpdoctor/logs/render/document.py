@@ -21,7 +21,7 @@ from ddpdoctor.logs.analyze.rank_attribution import scores_of
 from ddpdoctor.logs.analyze.sightings import common_folder, lines, stack_lines
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome
 from ddpdoctor.logs.diagnosis import Diagnosis, HostVerdict, LogJudgement
-from ddpdoctor.logs.exceptions import is_cut, is_of_launcher, is_of_peers, short_name
+from ddpdoctor.logs.exceptions import is_cut, is_of_launcher, short_name, tells_of_another
 from ddpdoctor.logs.render.comparison import comparison_section
 from ddpdoctor.logs.render.headline import doubtful, headline, outcome
 from ddpdoctor.logs.render.next_steps import next_steps
@@ -329,14 +329,14 @@ def _followed(log: Log, verdict: LogVerdict, *, verbose: bool) -> Section:
 
 
 def _lost(log: Log, verdict: LogVerdict) -> list[LoggedException]:
-    """Exceptions of ranks that only lost another one, or of the launcher for them, as far as no sign tells of them."""
+    """Exceptions that only tell of another failure, of ranks or of the launcher for them, as far as no sign tells of them."""
     told = {(effect.line.file, effect.line.number) for effect in verdict.effects}
     return [
         raised
         for raised in log.raised
         if raised != verdict.raised
         and not is_cut(raised)
-        and (is_of_peers(raised) or is_of_launcher(raised))
+        and (tells_of_another(raised) or is_of_launcher(raised))
         and (raised.line.file, raised.line.number) not in told
     ]
 

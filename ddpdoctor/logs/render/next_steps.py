@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Sequence
 from signal import Signals
 from typing import Final
 
 from ddpdoctor.base.findings import Fix
-from ddpdoctor.base.text import listed, one_line, ranks_named
+from ddpdoctor.base.text import capital, one_line, ranks_named
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.knowledge.hang_causes import HangCause
 from ddpdoctor.logs.analyze.deciding_commands import host_named
@@ -18,7 +19,7 @@ from ddpdoctor.logs.analyze.script_errors import fixes_of_a_race
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome
 from ddpdoctor.logs.diagnosis import LogJudgement
 from ddpdoctor.logs.exceptions import is_of_parent
-from ddpdoctor.logs.launch_failures import is_of_launching, programs_missing
+from ddpdoctor.logs.launch_failures import MissingKind, is_of_launching, programs_missing, why_missing
 from ddpdoctor.logs.render.words import first_words, more
 
 _KILLED: Final = re.compile(r"(?:\S+: )?Killed\b")
@@ -57,7 +58,7 @@ def _of_the_unknown(judgement: LogJudgement, there: str) -> tuple[Fix, ...]:
         return ()
     if absent := _not_found([words, *(error.text for error in judgement.log.errors)]):
         return absent
-    if race := fixes_of_a_race(words):
+    if race := fixes_of_a_race(words, judgement.log):
         return race
     steps = [_kernel_knows(judgement.catalogue)] if _was_killed(verdict) else []
     steps.append(Fix(f"Look at {there}", ("ddpdoctor check",)))
@@ -72,20 +73,24 @@ def _of_the_unknown(judgement: LogJudgement, there: str) -> tuple[Fix, ...]:
 
 def _not_found(texts: Iterable[str]) -> tuple[Fix, ...]:
     """Say what may be missing where a program isn't found."""
-    programs = dict.fromkeys(program for text in texts for program in programs_missing(one_line(text)))
-    fixes = []
-    if "module" in programs:
-        text = "`module` is a function of login shells: start the job script as one, or load it there"
-        commands = ("#!/bin/bash -l", "source /etc/profile.d/modules.sh   # Lmod: /etc/profile.d/lmod.sh")
-        fixes.append(Fix(text, commands))
-    if others := [program for program in programs if program != "module"]:
-        text = f"PATH doesn't lead to {listed(others)}: activate the environment that has it in the job script itself, or give its full path"
-        fixes.append(Fix(text, ("source /path/to/venv/bin/activate", "conda activate NAME")))
-    if "torchrun" in programs:
+    missing = why_missing(program for text in texts for program in programs_missing(one_line(text)))
+    fixes = [_advice(kind, programs, why) for kind, (programs, why) in missing.items()]
+    if any("torchrun" in programs for programs, _ in missing.values()):
         fixes.append(
             Fix("torchrun is a module of torch, too", ("python -m torch.distributed.run --nproc-per-node=N train.py",))
         )
     return tuple(fixes)
+
+
+def _advice(kind: MissingKind, programs: Sequence[str], why: str) -> Fix:
+    if kind is MissingKind.FUNCTION:
+        commands = ("#!/bin/bash -l", "source /etc/profile.d/modules.sh   # Lmod: /etc/profile.d/lmod.sh")
+        return Fix(f"{why}: start the job script as one, or load it there", commands)
+    if kind is MissingKind.FILE:
+        files = " ".join(map(shlex.quote, programs))
+        return Fix(f"{capital(why)}: see there what that is", (f"ls -l {files}; head -1 {files}",))
+    text = f"{why}: activate the environment that has it in the job script itself, or give its full path"
+    return Fix(text, ("source /path/to/venv/bin/activate", "conda activate NAME"))
 
 
 def _kernel_knows(catalogue: Catalogue) -> Fix:

@@ -9,6 +9,7 @@ from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
 from ddpdoctor.logs.diagnosis import judge_log
 from ddpdoctor.logs.launch_failures import programs_missing
 from ddpdoctor.logs.render.headline import headline
+from ddpdoctor.logs.render.next_steps import next_steps
 from tests.support.logs_by_hand import read
 
 BLOCK = "\n\n* why that may be\n  and more of it\n\n* or else\n  something else\n\nand what to do\nabout it\n"
@@ -94,7 +95,19 @@ def test_the_first_line_names_a_program_that_is_not_found() -> None:
     said = "slurmstepd: error: execve(): torchrun: No such file or directory\nsrun: error: n1: task 0: Exited with exit code 2"
     assert headline(judge_log(read(said), catalogue())).endswith("; PATH doesn't lead to torchrun")
     unknown = headline(judge_log(read("bash: line 3: module: command not found"), catalogue()))
-    assert unknown.endswith("no sign that is known here says why")
+    assert unknown.endswith("; `module` is a function of login shells")
+
+
+@pytest.mark.parametrize("path", ["/home/ada/run.py", "./run.py"])
+def test_a_file_that_is_not_found_is_not_sought_in_path(path: str) -> None:
+    said = f"slurmstepd: error: execve(): {path}: No such file or directory\nsrun: error: n1: task 0: Exited with exit code 2"
+    judgement = judge_log(read(said), catalogue())
+    assert headline(judgement).endswith(
+        f"; there is no file {path} on that host, or not the interpreter that its first line names"
+    )
+    (step,) = next_steps(judgement)
+    assert "PATH" not in step.text
+    assert step.commands == (f"ls -l {path}; head -1 {path}",)
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,54 @@ def test_the_settings_that_a_message_asks_for_are_a_command() -> None:
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        "WORLD_SIZE=6 is not divisible by TENSOR_PARALLEL=4",
+        "BATCH_SIZE=33 must be even",
+        "BATCH_SIZE=33 doesn't go with WORLD_SIZE=4",
+        "Pass another size. WORLD_SIZE=6 is too many",
+    ],
+)
+def test_values_that_a_message_only_tells_of_are_no_command(words: str) -> None:
+    fixes = judged(f"ValueError: {words}", OWN).opinions[0].finding.fixes
+    assert not any("export" in command for fix in fixes for command in fix.commands)
+
+
+RACE = ("/usr/lib/python3.11/os.py", 225, "makedirs", "mkdir(name, mode)")
+
+
+@pytest.mark.parametrize(
+    ("words", "label", "is_race"),
+    [
+        ("[Errno 17] File exists: '/data/eeg'", "[rank1]: ", True),
+        ("[Errno 17] File exists: '/data/eeg'", "", False),
+        ("the run folder is there: give --overwrite", "[rank1]: ", False),
+    ],
+)
+def test_only_of_several_ranks_the_system_tells_that_they_made_the_same_file(
+    words: str, label: str, is_race: bool
+) -> None:
+    calls = "".join(f'  File "{path}", line {line}, in {name}\n    {code}\n' for path, line, name, code in (OWN, RACE))
+    text = f"Traceback (most recent call last):\n{calls}FileExistsError: {words}\n"
+    fixes = (
+        judge_log(read("".join(label + line for line in text.splitlines(keepends=True))), catalogue())
+        .opinions[0]
+        .finding.fixes
+    )
+    assert any("Several ranks" in fix.text for fix in fixes) is is_race
+
+
+def test_a_traceback_within_pythons_own_modules_alone_is_not_surely_the_scripts() -> None:
+    told = judged(
+        "ValueError: I/O operation on closed file.", ("/usr/lib/python3.11/threading.py", 16, "run", "self.go()")
+    )
+    assert told.verdict.raised is not None
+    assert fault_of(told.verdict.raised) is BlamedCode.UNKNOWN
+    assert not told.opinions[0].suspect.sure
+    assert told.opinions[0].finding.cause.startswith("No line of the script is in its traceback: ")
+
+
+@pytest.mark.parametrize(
     ("path", "package"),
     [
         (f"{SITE}/deepspeed/runtime/zero/stage3.py", "deepspeed"),
@@ -163,7 +211,16 @@ def test_what_says_itself_that_the_error_stands_above_is_no_cause(words: str) ->
 
 @pytest.mark.parametrize(
     "words",
-    ["the loss is above 10", "see the docs for the options", "values above the limit raise an error", "look here"],
+    [
+        "the loss is above 10",
+        "see the docs for the options",
+        "values above the limit raise an error",
+        "look here",
+        "see values above 10, which cause overflow",
+        "refer to the table above for valid error modes",
+        "Please check the data loader settings above; error code 3",
+        "check the settings: the error is above the limit",
+    ],
 )
 def test_other_words_with_above_are_the_scripts_own_error(words: str) -> None:
     assert judged(f"RuntimeError: {words}", OWN).verdict.outcome is RunOutcome.USER_ERROR
