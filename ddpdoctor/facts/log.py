@@ -152,7 +152,7 @@ class Noise(msgspec.Struct, frozen=True):
 
 
 class LastWords(msgspec.Struct, frozen=True, kw_only=True):
-    """The last line of one rank, or of all that has no rank (None)."""
+    """The last line of one rank, or of all that has no rank (None); a process that the label names, as Ray's does, has one of its own."""
 
     rank: int | None
     line: LogLine

@@ -121,19 +121,16 @@ def _last_line(raised: LoggedException) -> LogLine:
     return msgspec.structs.replace(line, number=line.number + raised.below, order=line.order + raised.below)
 
 
-def _end_at(hint: SignMatch, raised: list[Failure]) -> bool:
-    """Have the exception that hydra's last line is about end there, however long its message was, or what others wrote into it; false where
-    there is none."""
-    before = [
-        number
-        for number, failure in enumerate(raised)
+def _before(hint: SignMatch, raised: Sequence[Failure]) -> int | None:
+    """Find the exception that hydra's last line is about, however long its message was, or what others wrote into it."""
+    before = (
+        place
+        for place, failure in reversed(list(enumerate(raised)))
         if not failure.raises(is_cut)
         and failure.line.stream == hint.line.stream
         and failure.line.order < hint.line.order
-    ]
-    if before:
-        raised[before[-1]] = msgspec.structs.replace(raised[before[-1]], over=hint.line)
-    return bool(before)
+    )
+    return next(before, None)
 
 
 def failures_of(log: Log, catalogue: Catalogue) -> list[Failure]:
@@ -163,7 +160,10 @@ def failures_of(log: Log, catalogue: Catalogue) -> list[Failure]:
         one = _failure(log, catalogue, FailureKind.RAISED, chain[0].began, within, raised=_root(chain))
         raised.append(msgspec.structs.replace(one, over=_last_line(chain[-1])))
     hints = [match for match in real if SHORTENED in match.sign and id(match) not in taken]
-    taken.update(id(hint) for hint in hints if _end_at(hint, raised))
+    for hint in hints:
+        if (place := _before(hint, raised)) is not None:
+            raised[place] = msgspec.structs.replace(raised[place], over=hint.line)
+            taken.add(id(hint))
     said: list[Failure] = []
     ended: list[Failure] = []
     exits = endings(log)
@@ -196,7 +196,7 @@ def _was_skipped(seen: SignMatch, log: Log) -> bool:
     """Whether the script says right behind it that it leaves that batch out, and it isn't what its rank says last."""
     if seen.role is SignRole.EFFECT or not any(_SKIPS.search(log_line.text) for log_line in seen.after):
         return False
-    last = next((last_words.line for last_words in log.last if last_words.rank == seen.line.rank), None)
+    last = next((last_words.line for last_words in reversed(log.last) if last_words.rank == seen.line.rank), None)
     return last is not None and last.order > seen.line.order and seen.sign not in last.text
 
 

@@ -311,8 +311,12 @@ def _may_be_caught(raised: LoggedException) -> bool:
 
 
 def _last_words(failure: Failure, course: Timeline) -> LogLine | None:
-    """Return the last words of its rank; of all, where no rank is known. Those of another process, as Ray labels its workers, say nothing
+    """Return the last words of its rank; of all, where no rank is known. Those of other processes, as Ray labels its workers, say nothing
     of it."""
-    last = course.last.get(failure.line.rank) if failure.line.rank is not None else course.latest
-    others = last is not None and names_process(last.host) and last.host != failure.line.host
-    return None if others else last
+    own = [
+        words.line
+        for words in course.log.last
+        if failure.line.rank in (None, words.rank)
+        and (words.line.host == failure.line.host or not names_process(words.line.host))
+    ]
+    return max(own, key=lambda line: line.order, default=None)

@@ -31,6 +31,7 @@ from ddpdoctor.logs.launch_failures import STARTS_AGAIN, attempt_of_file, may_st
 from ddpdoctor.logs.match.global_ranks import Fact, Placing, has_year
 from ddpdoctor.logs.match.shape_tally import ShapeTally
 from ddpdoctor.logs.match.vocabulary import VocabularySign
+from ddpdoctor.logs.parse.labels import names_process
 
 MAX_SIGHTINGS = 12_000
 MAX_OF_A_SIGN = 4096
@@ -248,12 +249,15 @@ class GatheredLog:
         placing = self._placing()
         exited = tuple(map(placing.exited, _without_tasks(self.exited)))
         last = sorted(map(placing.line, self._last.values()), key=_order)
-        words = {line.rank: LastWords(rank=line.rank, line=line) for line in last}
+        words = {
+            (line.rank, line.host if names_process(line.host) else ""): LastWords(rank=line.rank, line=line)
+            for line in last
+        }
         errors = {lines[0].order: lines[0] for lines in self._errors if lines}
         if exited:
             # That an attempt failed is none beside words on a process's end.
             errors = {order: line for order, line in errors.items() if STARTS_AGAIN not in line.text}
-        said = {end.rank for end in exited} | words.keys()
+        said = {end.rank for end in exited} | {line.rank for line in last}
         ranks = self.ranks | {rank for rank in said if rank is not None}
         return Log(
             files=tuple(self.files),
@@ -271,7 +275,7 @@ class GatheredLog:
             noise=tuple(
                 msgspec.structs.replace(placing.fact(one.noise), times=one.times) for one in self._noise.values()
             ),
-            last=tuple(words[rank] for rank in sorted(words, key=lambda rank: (rank is None, rank or 0))),
+            last=tuple(sorted(words.values(), key=_rank_and_order)),
             steps=_steps(self._latest),
             recurs=_recurs(self._latest),
             trains=_trains(self._latest),
@@ -288,6 +292,10 @@ class GatheredLog:
 
 def _order(line: LogLine) -> int:
     return line.order
+
+
+def _rank_and_order(words: LastWords) -> tuple[bool, int, int]:
+    return words.rank is None, words.rank or 0, words.line.order
 
 
 def _in_order(facts: Iterable[Fact]) -> tuple[Fact, ...]:

@@ -7,7 +7,7 @@ import pytest
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.logs.analyze.script_errors import BlamedCode, fault_of
-from ddpdoctor.logs.analyze.verdict import LogVerdict, verdict_of
+from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
 from ddpdoctor.logs.diagnosis import judge_log
 from ddpdoctor.logs.render.headline import headline
 from tests.support.logs_by_hand import read
@@ -108,6 +108,16 @@ def test_lines_of_a_worker_are_no_proof_that_its_driver_went_on(traceback: str) 
 def test_own_lines_of_a_driver_are() -> None:
     own = "".join(f"round {place} is through\n" for place in range(90))
     assert judge_log(read(CAUGHT + RAISED + own), catalogue()).word is Verdict.OK
+    assert judge_log(read(CAUGHT + RAISED + own + "(work pid=7) Round: 3\n"), catalogue()).word is Verdict.OK
+
+
+@pytest.mark.parametrize("before", ["", "(work pid=7) Round: 3\n"])
+def test_a_workers_line_is_not_what_its_driver_says_last(before: str) -> None:
+    skipped = (
+        "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB\nWARNING: ran out of memory, skipping batch\n"
+    )
+    text = f"{before}begin\n{skipped}round 4 is through\nround 5 is through\n"
+    assert judged(text).outcome is RunOutcome.NOTHING
 
 
 LOGGED = "2026-03-02 09:14:02,355 - fit - ERROR - " + CAUGHT + RAISED
