@@ -310,18 +310,18 @@ def _standing(
     """What a host's facts say of a suspicion. of_log: what was found that fits the log. hosts: of which that speaks."""
     here = snapshot.host or "this host"
     found = of_log or _found(result)
-    other = hosts[0] if hosts and snapshot.host and not _among(snapshot.host, hosts) else ""
-    if found and other:
-        return HostVerdict.NOT_TESTED, f"{here} has it too: {found.summary}; but the log speaks of {other}"
-    if found and (other := other_than_named(found, suspect.sightings)):
-        return HostVerdict.NOT_TESTED, f"{here} has this: {found.summary}; but the log speaks of {other}"
+    other_host = hosts[0] if hosts and snapshot.host and not _among(snapshot.host, hosts) else ""
+    if found and other_host:
+        return HostVerdict.NOT_TESTED, f"{here} has it too: {found.summary}; but the log speaks of {other_host}"
+    if found and (other_object := other_than_named(found, suspect.sightings)):
+        return HostVerdict.NOT_TESTED, f"{here} has this: {found.summary}; but the log speaks of {other_object}"
     if of_log:
         return HostVerdict.CONFIRMED, f"the log says {suspect.slug}, and so does {here}: {of_log.summary}"
     if found:
         words = f"it may be: {found.summary}; but neither process nor time shows that the log speaks of that"
         return HostVerdict.NOT_TESTED, words
-    if other:
-        return HostVerdict.NOT_TESTED, f"the log speaks of {other}, and this is {here}: run it there"
+    if other_host:
+        return HostVerdict.NOT_TESTED, f"the log speaks of {other_host}, and this is {here}: run it there"
     looked = looked_at(snapshot, suspect.sightings, result.check.catalogue)
     if result.not_tested:
         reason = result.not_tested.reason

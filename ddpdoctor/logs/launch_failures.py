@@ -82,7 +82,7 @@ def why_missing(programs: Iterable[str]) -> dict[MissingKind, tuple[list[str], s
         kinds.setdefault(kind, []).append(program)
     reasons = {
         MissingKind.FUNCTION: "`{}` is a function of login shells",
-        MissingKind.FILE: "there is no file {} on that host, or not the interpreter that its first line names",
+        MissingKind.FILE: "there is no file {} on that host, or its first line names an interpreter that isn't there",
         MissingKind.IN_PATH: "PATH doesn't lead to {}",
     }
     return {

@@ -103,7 +103,7 @@ def test_a_file_that_is_not_found_is_not_sought_in_path(path: str) -> None:
     said = f"slurmstepd: error: execve(): {path}: No such file or directory\nsrun: error: n1: task 0: Exited with exit code 2"
     judgement = judge_log(read(said), catalogue())
     assert headline(judgement).endswith(
-        f"; there is no file {path} on that host, or not the interpreter that its first line names"
+        f"; there is no file {path} on that host, or its first line names an interpreter that isn't there"
     )
     (step,) = next_steps(judgement)
     assert "PATH" not in step.text
