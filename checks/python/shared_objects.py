@@ -32,7 +32,7 @@ def shared_object_unloadable(log: Log, seen: Sequence[SignMatch]) -> Finding:
     ## Fix
     See what the file is, and where it lies: `ls -l FILE`, `findmnt -T FILE`, `ldd FILE`. From a file system that is mounted `noexec` move it
     to another one; what is damaged, missing or doesn't fit, install or build again in this environment; for a static TLS block that is used
-    up, load that library first: `export LD_PRELOAD=FILE`.
+    up, load that library first: `export LD_PRELOAD=FILE"${LD_PRELOAD:+:$LD_PRELOAD}"`.
     """
     fault = next((fault for match in seen if (fault := loader_fault(match.line.text))), None)
     if fault is None:

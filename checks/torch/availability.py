@@ -29,6 +29,7 @@ from ddpdoctor.facts.snapshot import (
 from ddpdoctor.knowledge.evidence import told, torch_cuda, torch_version
 from ddpdoctor.knowledge.installing import amd_accelerator, install_torch, nvidia_hardware, rocm_fix
 from ddpdoctor.knowledge.launchers import number
+from ddpdoctor.knowledge.loader_messages import loader_fault
 from ddpdoctor.knowledge.privileges import runtime_of
 from ddpdoctor.knowledge.python_commands import in_target_python, pip_install
 from ddpdoctor.knowledge.shadowed_modules import another_name, why_in_the_way
@@ -141,6 +142,10 @@ def torch_import_broken(
     if slugs == ["no-nvidia-driver"] and runtime_of(container):
         slugs = ["container-no-gpu"]
     fixes = [look, *_import_remedies(torch, target_python, line)]
+    fault = loader_fault(text)
+    if fault and not slugs:
+        others = fixes[1:] if torch.found_through or fault.message.built_again else []
+        cause, fixes = f"{fault.summary}. {fault.message.cause}", [*fault.fixes, *others]
     if slugs:
         cause = f"{listed(slugs)} {'looks' if len(slugs) == 1 else 'look'} into this."
         fixes = [Fix("Read about the likely cause", tuple(f"ddpdoctor explain {slug}" for slug in slugs))]

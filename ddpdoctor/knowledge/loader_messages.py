@@ -25,18 +25,23 @@ class LoaderMessage(NamedTuple):
     """A message of the loader's.
 
     Args:
-        pattern: of the words behind the file and a colon.
+        patterns: of the words behind the file and a colon, any of which may stand there.
         means: what is wrong with the file, as a sentence that goes on behind its name.
         cause: why that comes about.
         remedies: what to do.
         of_a_path: only where the file is named with its folder.
     """
 
-    pattern: str
+    patterns: tuple[str, ...]
     means: str
     cause: str
     remedies: tuple[FileRemedy, ...]
     of_a_path: bool = False
+
+    @property
+    def built_again(self) -> bool:
+        """Whether another build of the package may mend it."""
+        return _BUILD_AGAIN in self.remedies
 
 
 class LoaderFault(NamedTuple):
@@ -60,20 +65,19 @@ class LoaderFault(NamedTuple):
         )
 
 
-_NEEDED: Final = "ldd {file} | grep -E 'not found|=>'"
 _BUILD_AGAIN: Final = FileRemedy(
     "Install the package that it belongs to again in this environment, without a wheel from pip's cache; what was built from source, "
     "build again there (pip install --no-build-isolation --no-cache-dir)"
 )
 MESSAGES: Final = (
     LoaderMessage(
-        "failed to map segment from shared object: Cannot allocate memory",
+        ("failed to map segment from shared object: Cannot allocate memory",),
         "doesn't fit into the memory that the process may have",
         "The room for addresses is limited (ulimit -v, a batch system's limit on virtual memory), or the host has no memory left.",
         (FileRemedy("See the limit, and what is left", ("ulimit -v", "free -h")), FileRemedy("Raise it", ("ulimit -v unlimited",))),
     ),
     LoaderMessage(
-        "failed to map segment from shared object",
+        ("failed to map segment from shared object",),
         "may not be loaded as code: its file system is mounted noexec, or the file is damaged",
         "From a file system that is mounted with noexec, as other disks, network shares and /tmp often are, nothing may be run, compiled "
         "parts of packages neither. A file that was cut off, and a security policy (SELinux), lead to the same words.",
@@ -88,25 +92,25 @@ MESSAGES: Final = (
         ),
     ),
     LoaderMessage(
-        "cannot allocate memory in static TLS block",
+        ("cannot allocate memory in static TLS block",),
         "was loaded too late: the static TLS block is used up",
         "For variables of each thread the loader sets a small block aside as the process starts (TLS is thread-local storage). Libraries like "
         "libgomp need a place in it; those that were loaded before have taken it all. It depends on the order of imports, and happens mostly "
         "on aarch64.",
         (
-            FileRemedy("Let this library be loaded before all others", ("export LD_PRELOAD={file}",)),
+            FileRemedy("Let this library be loaded before all others", ('export LD_PRELOAD={file}"${{LD_PRELOAD:+:$LD_PRELOAD}}"',)),
             FileRemedy("Or import the package that brings it first of all, at the top of the script"),
             FileRemedy("Or, with glibc 2.32 and later, set more aside", ("export GLIBC_TUNABLES=glibc.rtld.optional_static_tls=16384",)),
         ),
     ),
     LoaderMessage(
-        "cannot open shared object file: Permission denied",
+        ("cannot open shared object file: Permission denied",),
         "may not be read by this user",
         "The file is there, but it, or a folder above it, is another user's, and closed to this one.",
         (FileRemedy("See which of them is closed", ("namei -l {file}",)), FileRemedy("Open it (chmod), or install into an environment of your own")),
     ),
     LoaderMessage(
-        "cannot open shared object file",
+        ("cannot open shared object file",),
         "isn't there: this compiled part was never built, or not installed whole",
         "The package looks for its own library at that place. It comes with a build for this system, GPU (CUDA or ROCm) and Python, and such a "
         "build wasn't installed, or was left out as it was built from source. A file that is there may be for another processor.",
@@ -114,31 +118,34 @@ MESSAGES: Final = (
         of_a_path=True,
     ),
     LoaderMessage(
-        "cannot open shared object file",
+        ("cannot open shared object file",),
         "is found nowhere on that host: the library isn't installed, or not where the loader looks",
         "What was to be loaded is, or needs, a library that neither the system nor the environment has, in that very version; or its folder is "
         "not among those that the loader searches.",
         (
             FileRemedy("See whether the system knows it, or another version of it", ('ldconfig -p | grep "$(echo {file} | cut -d. -f1)"',)),
-            FileRemedy("Install the package that provides it (conda, apt or dnf)", ("apt-file search {file}   # or: dnf provides '*/{file}'",)),
+            FileRemedy(
+                "See which package provides it, by apt or by dnf, and install that; or take it from conda",
+                ("apt-file search {file}", "dnf provides '*/'{file}"),
+            ),
             FileRemedy("If it lies in a folder of its own, name that", ('export LD_LIBRARY_PATH="FOLDER:$LD_LIBRARY_PATH"',)),
         ),
     ),
     LoaderMessage(
-        r"(?:file too short|invalid ELF header|cannot read file data|ELF load command |ELF file's |object file has no )",
+        ("file too short", "invalid ELF header", "cannot read file data", "ELF load command ", "ELF file's ", "object file has no "),
         "is no whole library: the file is damaged, or something else has its name",
         "It wasn't written to its end (a full disk, a copy or a download that broke off), it is only a placeholder (Git LFS), or it is a file of "
         "another system.",
         (FileRemedy("See what it is", ("ls -l {file}", "file {file}", "df -h {file}")), _BUILD_AGAIN),
     ),
     LoaderMessage(
-        "wrong ELF class",
+        ("wrong ELF class",),
         "is for another kind of processor: 32 and 64 bits are mixed",
         "The library was built for another machine than the Python that loads it.",
         (FileRemedy("See what both are", ("file {file}", "uname -m")), _BUILD_AGAIN),
     ),
     LoaderMessage(
-        "cannot enable executable stack",
+        ("cannot enable executable stack",),
         "asks for a stack that code may be run from, which this host refuses",
         "glibc 2.41 and later, and security policies, refuse that mark; older builds of some libraries carry it without need.",
         (
@@ -148,7 +155,10 @@ MESSAGES: Final = (
         ),
     ),
     LoaderMessage(
-        r"cannot (?:restore segment prot|apply additional memory protection|make segment writable|change memory protections)",
+        (
+            "cannot restore segment prot", "cannot apply additional memory protection", "cannot make segment writable",
+            "cannot change memory protections",
+        ),
         "may not change its own memory as it is loaded: a security policy forbids it, or there is no memory",
         "SELinux, or another hardening of the host, refuses what this library asks for.",
         (
@@ -157,14 +167,14 @@ MESSAGES: Final = (
         ),
     ),
     LoaderMessage(
-        r"(?:undefined symbol: |symbol \S+,? version \S+ not defined in file )",
+        ("undefined symbol: ", r"symbol \S+,? version \S+ not defined in file "),
         "asks for a function that no library here has: it was built against another release",
         "A compiled file and the libraries that it uses belong together. One of them was changed since, another one is found first "
         "(LD_LIBRARY_PATH, conda), or it was linked without a library that it needs.",
-        (FileRemedy("See which libraries it gets, and from where", (_NEEDED,)), _BUILD_AGAIN),
+        (FileRemedy("See which libraries it gets, and from where", ("ldd {file}",)), _BUILD_AGAIN),
     ),
     LoaderMessage(
-        r"version [`']GLIBC_2\.\d+' not found",
+        (r"version [`']GLIBC_2\.\d+' not found",),
         "is older than what was built against it, and comes with the system (glibc)",
         "What needs it was built on a newer system than the one that it runs on. No package brings another glibc along.",
         (
@@ -173,12 +183,15 @@ MESSAGES: Final = (
         ),
     ),
     LoaderMessage(
-        r"version [`'][^']{1,200}' not found",
+        (r"version [`'][^']{1,200}' not found",),
         "is older than what was built against it",
         "The loader finds a library of that name first which lacks the version that is asked for: conda's, the system's, or one on "
         "LD_LIBRARY_PATH.",
         (
-            FileRemedy("See which versions of it there are", ("ldconfig -p", "echo $LD_LIBRARY_PATH")),
+            FileRemedy(
+                "See which versions it has, and whether LD_LIBRARY_PATH puts it first",
+                ("LC_ALL=C grep -aoE '[A-Z]+_[0-9.]+' {file} | sort -uV", "echo $LD_LIBRARY_PATH"),
+            ),
             FileRemedy("Install a newer release of that library in the environment, or build what needs it here"),
         ),
     ),
@@ -187,7 +200,7 @@ MESSAGES: Final = (
 
 _SAID: Final = compile_lazily(
     r"(?P<file>(?:(?<!\S)(?:\.{0,2}/)[^:\n]{1,1000}?|[^\s:'\"`(]{1,1000}?)\.so(?:\.[\w.-]{1,60})?): (?P<words>"
-    + "|".join(dict.fromkeys(message.pattern for message in MESSAGES))
+    + "|".join(dict.fromkeys(pattern for message in MESSAGES for pattern in message.patterns))
     + ")"
 )
 
@@ -198,6 +211,6 @@ def loader_fault(text: str) -> LoaderFault | None:
     if found is None:
         return None
     said = text[found.start("words") :]
-    fits = (message for message in MESSAGES if re.match(message.pattern, said))
+    fits = (message for message in MESSAGES if any(re.match(pattern, said) for pattern in message.patterns))
     message = next((one for one in fits if "/" in found["file"] or not one.of_a_path), None)
     return LoaderFault(found["file"], message) if message else None

@@ -470,6 +470,23 @@ def test_a_broken_import_names_the_check_that_knows_more(error: str, slug: str) 
     assert any(f"explain {slug}" in command for fix in finding.fixes for command in fix.commands)
 
 
+@pytest.mark.parametrize(
+    ("words", "cause", "command", "again"),
+    [
+        ("cannot allocate memory in static TLS block", "static TLS block is used up", "LD_PRELOAD=/x/a.so", False),
+        ("failed to map segment from shared object", "noexec", "findmnt -T /x/a.so", False),
+        ("file too short", "a full disk", "ls -l /x/a.so", True),
+    ],
+)
+def test_a_broken_import_tells_what_the_loader_means(words: str, cause: str, command: str, *, again: bool) -> None:
+    facts = {"torch": {"import_state": "fails", "import_error": f"ImportError: /x/a.so: {words}"}}
+    (finding,) = judged("torch-import-broken", "h100x8-bare-metal", facts).findings
+    typed = [command for fix in finding.fixes for command in fix.commands]
+    assert cause in finding.cause
+    assert command in typed[0]
+    assert any("--force-reinstall torch==" in one for one in typed) is again
+
+
 def test_libcuda_that_a_container_was_not_given() -> None:
     error = "ImportError: libcuda.so.1: cannot open shared object file: No such file or directory"
     facts = {"torch": {"import_state": "fails", "import_error": error}}

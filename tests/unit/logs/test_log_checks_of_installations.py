@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from ddpdoctor.base.findings import Finding
 from ddpdoctor.checks.catalogue import all_checks, catalogue
 from ddpdoctor.engine.registry import NotApplicable
 from ddpdoctor.facts.log import Log, LogFile
+from ddpdoctor.knowledge.loader_messages import MESSAGES, loader_fault
 from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
 from tests.log_corpus import LOGS, log_of
 from tests.support.logs_by_hand import read
+from tests.support.registered_checks import find_check
 
 SAID = (
     ("ckpt-arch-mismatch/sick-size-mismatch", "The checkpoint's 0.weight is [32, 16], the model's [64, 16]"),
@@ -21,6 +28,32 @@ SAID = (
     ("apex-build-failed/sick-header-missing", "the first line with error: above says why"),
     ("torch-version-bug/sick-gloo-windows", "makeDeviceForHostname(): unsupported gloo device"),
 )
+
+OF_THE_LOADER = (
+    ("ImportError: /e/own.so: undefined symbol: my_solver_init", "another release", False),
+    ("ImportError: /e/site-packages/scipy/_lib.cpython-311-x86_64-linux-gnu.so: undefined symbol: dgemm_", "another release", False),
+    ("ImportError: /lib/libm.so.6: version `GLIBC_2.29' not found (required by /e/torch/lib/libtorch_cpu.so)", "(glibc)", True),
+    ("ImportError: /e/libssl.so.3: version `OPENSSL_3.2.0' not found (required by /e/_x.so)", "is older", True),
+    ("ImportError: libsox.so: cannot open shared object file: No such file or directory", "is found nowhere", True),
+    ("OSError: /e/pkg/libpkg.so: cannot open shared object file: No such file or directory", "never built", True),
+    ("OSError: /e/pkg/libpkg.so: cannot open shared object file: Permission denied", "may not be read", True),
+    ("ImportError: ../ops/nms.cpython-310-x86_64-linux-gnu.so: failed to map segment from shared object", "noexec", True),
+    ("ImportError: /e/a.so: failed to map segment from shared object: Cannot allocate memory", "doesn't fit into the memory", True),
+    ("RuntimeError: /e/a b/libx-1.2.so.1.0.0: cannot allocate memory in static TLS block", "too late", True),
+    ("OSError: /e/a.so: file too short", "no whole library", True),
+    ("OSError: /e/a.so: invalid ELF header", "no whole library", True),
+    ("OSError: /e/a.so: cannot read file data: Input/output error", "no whole library", True),
+    ("OSError: /e/a.so: ELF load command past end of file", "no whole library", True),
+    ("OSError: /e/a.so: wrong ELF class: ELFCLASS32", "kind of processor", True),
+    ("ImportError: /e/a.so: cannot enable executable stack as shared object requires: Invalid argument", "refuses", True),
+    ("ImportError: /e/a.so: cannot restore segment prot after reloc: Permission denied", "security policy", True),
+    ("ImportError: /e/a.so: cannot apply additional memory protection after relocation: Cannot allocate memory", "no memory", True),
+    ("ImportError: /e/a.so: symbol blas_x, version LAPACK_3 not defined in file libl.so.3 with link time reference", "another release", False),
+    ("OSError: /e/a.so: ELF file's phentsize not the expected size", "no whole library", True),
+    ("OSError: /e/a.so: object file has no loadable segments", "no whole library", True),
+    ("ImportError: /e/a.so: cannot make segment writable for relocation: Permission denied", "security policy", True),
+    ("ImportError: /e/a.so: cannot change memory protections", "security policy", True),
+)  # fmt: skip
 
 
 def findings(slug: str, log: Log) -> list[Finding]:
@@ -84,30 +117,7 @@ def test_an_exception_that_pip_shows_of_a_build_is_no_source_line() -> None:
     assert [suspect.slug for suspect in verdict_of(log, catalogue()).suspects] == ["apex-build-isolation"]
 
 
-@pytest.mark.parametrize(
-    ("error", "means", "sure"),
-    [
-        ("ImportError: /e/own.so: undefined symbol: my_solver_init", "another release", False),
-        ("ImportError: /e/site-packages/scipy/_lib.cpython-311-x86_64-linux-gnu.so: undefined symbol: dgemm_", "another release", False),
-        ("ImportError: /lib/libm.so.6: version `GLIBC_2.29' not found (required by /e/torch/lib/libtorch_cpu.so)", "(glibc)", True),
-        ("ImportError: /e/libssl.so.3: version `OPENSSL_3.2.0' not found (required by /e/_x.so)", "is older", True),
-        ("ImportError: libsox.so: cannot open shared object file: No such file or directory", "is found nowhere", True),
-        ("OSError: /e/pkg/libpkg.so: cannot open shared object file: No such file or directory", "never built", True),
-        ("OSError: /e/pkg/libpkg.so: cannot open shared object file: Permission denied", "may not be read", True),
-        ("ImportError: ../ops/nms.cpython-310-x86_64-linux-gnu.so: failed to map segment from shared object", "noexec", True),
-        ("ImportError: /e/a.so: failed to map segment from shared object: Cannot allocate memory", "doesn't fit into the memory", True),
-        ("RuntimeError: /e/a b/libx-1.2.so.1.0.0: cannot allocate memory in static TLS block", "too late", True),
-        ("OSError: /e/a.so: file too short", "no whole library", True),
-        ("OSError: /e/a.so: invalid ELF header", "no whole library", True),
-        ("OSError: /e/a.so: cannot read file data: Input/output error", "no whole library", True),
-        ("OSError: /e/a.so: ELF load command past end of file", "no whole library", True),
-        ("OSError: /e/a.so: wrong ELF class: ELFCLASS32", "kind of processor", True),
-        ("ImportError: /e/a.so: cannot enable executable stack as shared object requires: Invalid argument", "refuses", True),
-        ("ImportError: /e/a.so: cannot restore segment prot after reloc: Permission denied", "security policy", True),
-        ("ImportError: /e/a.so: cannot apply additional memory protection after relocation: Cannot allocate memory", "no memory", True),
-        ("ImportError: /e/a.so: symbol blas_x, version LAPACK_3 not defined in file libl.so.3 with link time reference", "another release", False),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("error", "means", "sure"), OF_THE_LOADER)
 def test_what_the_loader_says_of_a_file_is_no_mistake_of_the_script(error: str, means: str, sure: bool) -> None:
     log = read(f'Traceback (most recent call last):\n  File "train.py", line 1, in <module>\n    x\n{error}\n')
     assert [(one.slug, one.sure) for one in verdict_of(log, catalogue()).suspects] == [
@@ -116,6 +126,46 @@ def test_what_the_loader_says_of_a_file_is_no_mistake_of_the_script(error: str, 
     (found,) = findings("shared-object-unloadable", log)
     assert means in found.summary
     assert found.fixes
+
+
+@pytest.mark.parametrize("pattern", dict.fromkeys(pattern for message in MESSAGES for pattern in message.patterns))
+def test_each_message_of_the_loader_has_a_sign(pattern: str) -> None:
+    signs = find_check("shared-object-unloadable").log_signs
+    said = [error for error, _, _ in OF_THE_LOADER if re.search(rf"\.so[\d.]*: {pattern}", error)]
+    assert said
+    assert all(any(sign.text in error and re.search(sign.pattern, error) for sign in signs) for error in said)
+
+
+def of_the_loader(words: str) -> str:
+    """What is to be typed where the loader says that."""
+    fault = loader_fault(words)
+    assert fault is not None
+    return "\n".join(command for fix in fault.fixes for command in fix.commands)
+
+
+@pytest.mark.parametrize(("before", "after"), [("", "/e/libgomp.so.1"), ("a.so", "/e/libgomp.so.1:a.so")])
+def test_what_was_preloaded_stays_so(before: str, after: str) -> None:
+    preload = of_the_loader("/e/libgomp.so.1: cannot allocate memory in static TLS block").splitlines()[0]
+    shell = ["sh", "-c", f"LD_PRELOAD={before}; {preload}; echo $LD_PRELOAD"]
+    shown = subprocess.run(shell, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True)
+    assert shown.stdout == f"{after}\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="greps a file as Linux does")
+def test_the_versions_that_a_library_has_are_read_from_itself(tmp_path: Path) -> None:
+    library = tmp_path / "libstdc++.so.6"
+    library.write_bytes(b"\x7fELF\0GLIBCXX_3.4.9\0\xff\xfeGLIBCXX_3.4.28\0glibcxx\0CXXABI_1.3\0GLIBCXX_3.4.9\0")
+    command = of_the_loader(f"{library}: version `GLIBCXX_3.4.32' not found (required by /e/x.so)").splitlines()[0]
+    shown = subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE, text=True, check=True)
+    assert shown.stdout.split() == ["CXXABI_1.3", "GLIBCXX_3.4.9", "GLIBCXX_3.4.28"]
+
+
+def test_each_command_on_a_library_is_one() -> None:
+    assert of_the_loader("libsox.so: cannot open shared object file: x").splitlines()[1:3] == [
+        "apt-file search libsox.so",
+        "dnf provides '*/'libsox.so",
+    ]
+    assert of_the_loader("/e/own.so: undefined symbol: x") == "ldd /e/own.so"
 
 
 @pytest.mark.parametrize(
