@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import Final
 
@@ -9,6 +10,7 @@ from ddpdoctor.base.findings import FAIL, Finding, Fix, Owner
 from ddpdoctor.checks.log_check import log_check
 from ddpdoctor.engine.registry import SignRole
 from ddpdoctor.facts.log import Log, SignMatch
+from ddpdoctor.knowledge.python_commands import python_of
 from ddpdoctor.logs.analyze.sightings import word
 
 NO_CPU_YET: Final = "Tensors must be CUDA and dense"
@@ -105,9 +107,8 @@ def no_backend_for_device(log: Log, seen: Sequence[SignMatch]) -> Finding:
     )
 
 
-WHAT_TORCH_SEES: Final = (
-    "python -c 'import torch; print(torch.__version__, torch.version.cuda, torch.version.hip, torch.cuda.device_count())'",
-    'echo "CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES-not set}"; nvidia-smi -L',
+_WHAT_TORCH_SEES: Final = (
+    "import torch; print(torch.__version__, torch.version.cuda, torch.version.hip, torch.cuda.device_count())"
 )
 
 
@@ -120,7 +121,7 @@ def no_gpu_visible(log: Log, seen: Sequence[SignMatch]) -> Finding:
     CUDA devices".
 
     ## Why
-    `torch.cuda.is_available()` was False in that process, and the library doesn't say why. In turn: the scheduler gave the job or its step
+    `torch.cuda.is_available()` was False in that process, and the library doesn't say why. Most likely first: the scheduler gave the job or its step
     no GPU; CUDA_VISIBLE_DEVICES is empty or -1; torch is a build without CUDA; the driver isn't there or not loaded; or a
     container was started without GPUs.
 
@@ -132,10 +133,17 @@ def no_gpu_visible(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """
     return Finding.of(
         "The script asks for a GPU, and torch sees none",
-        Fix("Where the training ran, and within the same job, see what torch and the driver show", WHAT_TORCH_SEES),
+        Fix(
+            "Where the training ran, and within the same job, see what torch and the driver show",
+            (
+                shlex.join((python_of(log), "-c", _WHAT_TORCH_SEES)),
+                'echo "CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES-not set}"',
+                "nvidia-smi -L",
+            ),
+        ),
         Fix(
             "No GPU in the list: ask the scheduler for one, as Slurm by `--gpus-per-node`, or start the container with GPUs. GPUs in"
-            " the list, and a count of 0: CUDA_VISIBLE_DEVICES hides them. None None: torch is a build without GPUs"
+            " the list, and a count of 0: CUDA_VISIBLE_DEVICES hides them. `None None` behind the version: this torch was built without GPU support"
         ),
         Fix("Let the checks look, there", ("ddpdoctor check",)),
         Fix('If it is to run on the CPU, ask for no GPU: fp16 off, or accelerator="cpu"'),

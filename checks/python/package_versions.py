@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -88,7 +89,7 @@ def _finding(log: Log, raised: LoggedException, mismatch: VersionMismatch) -> Fi
 
 
 def _see(python: str, packages: Sequence[str]) -> Fix:
-    named = [versions_installed(python, *(PACKAGES.get(package, package) for package in packages))] if packages else []
+    named = [versions_installed(python, *packages)] if packages else []
     return Fix(
         "See which releases the job's Python has, and which requirements are broken",
         (*named, shlex.join((python, "-m", "pip", "check"))),
@@ -146,5 +147,5 @@ def _by_words(log: Log, seen: Sequence[SignMatch]) -> Finding:
 
 def _named(wanted: str, numpy: str, file: str) -> tuple[str, ...]:
     if wanted:
-        return (wanted.partition(",")[0].rstrip("0123456789.*rcdevabpost ").rstrip("<>=!~ "),)
+        return (re.split("[<>=!~]", wanted)[0].strip(),)
     return ("numpy", "torch") if numpy else ("transformers", "tokenizers") if file else ("protobuf",)

@@ -9,9 +9,11 @@ from typing import Final
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.facts.log import Log
 from ddpdoctor.facts.target_python import TargetPython
+from ddpdoctor.knowledge.python_packages import PACKAGES
 
 _BINARY: Final = compile_lazily(r" of binary: (?P<python>/\S*python[\d.]*)(?=\s|$)")
-_SITE: Final = compile_lazily(r"^(?P<prefix>/\S*)/lib/python3\.\d+/site-packages/")
+_SITE: Final = compile_lazily(r"^(?P<prefix>/\S*)(?<!/\.local)/lib/python3\.\d+/site-packages/")
+"""Python lies beside its packages, but not beside those of pip install --user: no ~/.local/bin/python is there."""
 
 
 def in_target_python(target_python: TargetPython, *arguments: str) -> str:
@@ -30,8 +32,12 @@ def conda_install(target_python: TargetPython, package: str) -> str:
 
 
 def versions_installed(python: str, *packages: str) -> str:
-    """The command that shows which releases of these that Python has, by whichever of "-", "_" and "." pip writes them with."""
-    names = "|".join(dict.fromkeys(re.sub(r"[-_.]+", ".", package) for package in packages))
+    """The command that shows which releases of these that Python has, by whichever of "-", "_" and "." pip writes them with.
+
+    A package may be named as it is imported, too.
+    """
+    called = (PACKAGES.get(package, package) for package in packages)
+    names = "|".join(dict.fromkeys(re.sub(r"[-_.]+", ".", name) for name in called))
     return f"{shlex.quote(python)} -m pip list | grep -iE {shlex.quote(names)}"
 
 

@@ -23,6 +23,12 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_modules_that_are_named_are_there(page: Path) -> None:
+    named = re.findall(r"`((?:ddpdoctor|tests)/[\w/]+\.py)`", page.read_text(encoding="utf-8"))
+    assert [file for file in named if not (ROOT / file).exists()] == []
+
+
 def test_the_readme_can_be_read_at_once() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= MOST_README_LINES
 

@@ -226,7 +226,7 @@ def fault_fixes(raised: LoggedException, log: Log) -> tuple[Fix, ...]:
         Fix(
             f"See which version of {package} that is, and look for these words among its issues and in its release notes: a newer or an older "
             "one may not say it",
-            (versions_installed(python_of(log), PACKAGES.get(package, package), "torch"),),
+            (versions_installed(python_of(log), package, "torch"),),
         ),
     )
 

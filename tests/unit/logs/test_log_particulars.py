@@ -10,6 +10,7 @@ from ddpdoctor.engine.log_traits import Particulars
 from ddpdoctor.facts.log import Log
 from ddpdoctor.logs.diagnosis import judge_log, particulars
 from tests.log_corpus import LOGS, log_of
+from tests.support.logs_by_hand import read
 from tests.support.registered_checks import find_check
 
 
@@ -154,3 +155,27 @@ def test_the_file_at_which_the_ranks_meet_is_no_folder_that_training_writes_to(
     finding = found(f"folder-not-writable/{name}", "folder-not-writable")
     assert finding.summary.endswith(summary)
     assert command in commands(finding)
+
+
+def test_a_requirement_at_the_end_of_a_sentence_is_told_without_its_dot() -> None:
+    finding = found("package-version-mismatch/sick-mmcv", "package-version-mismatch")
+    assert finding.summary == "A package requires mmcv>=1.1.1, <=1.2.0, and MMCV==1.7.1 is installed"
+    assert "pip install 'mmcv>=1.1.1,<=1.2.0'" in commands(finding)
+    assert "pip list | grep -iE mmcv\n" in commands(finding)
+
+
+def test_a_requirement_of_a_release_that_is_still_made_names_the_package_alone() -> None:
+    error = "ImportError: tokenizers>=0.19.0.dev0,<0.20 is required for a normal functioning of this module, but found tokenizers==0.15.2."
+    (opinion,) = judge_log(read(f"Traceback (most recent call last):\n{error}\n"), catalogue()).opinions
+    assert "pip list | grep -iE tokenizers\n" in commands(opinion.finding)
+    assert "pip install 'tokenizers>=0.19.0.dev0,<0.20'" in commands(opinion.finding)
+
+
+def test_what_torch_sees_is_asked_of_the_python_that_ran() -> None:
+    see = found("no-gpu-visible/sick-lightning-sees-none", "no-gpu-visible").fixes[0]
+    assert [command.partition(" ")[0] for command in see.commands] == [
+        "/opt/py/bin/python",
+        "echo",
+        "nvidia-smi",
+    ]
+    assert all(";" not in command for command in see.commands[1:])
