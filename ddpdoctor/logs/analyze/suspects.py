@@ -50,12 +50,13 @@ SURE: Final = EvidencePosition.HINT_CONFIRMED
 
 class Suspect(msgspec.Struct, frozen=True, kw_only=True):
     """An illness that the log speaks of. sure: its own sign was seen where the run first failed; else it is one hypothesis of several.
-    why: why it stands at this place in the order, in a sentence."""
+    why: why it stands at this place in the order, in a sentence. compared: that sentence is what a comparison of the ranks found."""
 
     slug: str
     sure: bool
     sightings: tuple[SignMatch, ...]
     why: str = ""
+    compared: bool = False
 
 
 class Ranked(msgspec.Struct, frozen=True, kw_only=True):

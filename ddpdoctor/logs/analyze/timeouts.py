@@ -7,7 +7,8 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.base.text import listed, ranks_named
+from ddpdoctor.base.grouping import grouped
+from ddpdoctor.base.text import listed, plural, ranks_named
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.log import Log, LoggedException, SignMatch
 from ddpdoctor.knowledge.hang_causes import HangCause
@@ -20,19 +21,37 @@ STEP: Final = "torch/autograd/"
 OWN_SIZES: Final = ("ALLTOALL", "SEND", "RECV", "GATHER", "SCATTER")
 """Calls in which ranks may well bring different numbers of elements."""
 GLOO: Final = "Timed out waiting"
+MOST_CALLS: Final = 3
+"""Calls that are named."""
 
 
 class Waited(msgspec.Struct, frozen=True):
-    """A rank that NCCL's watchdog ended: the number of the call in its group, the call, and where the log says so."""
+    """A rank that NCCL's watchdog ended: the number of the call in its group, the call's name, its size where all ranks must bring the
+    same, else "", and where the log says so."""
 
     rank: int
     number: int
-    call: str
+    name: str
+    size: str
     seen: SignMatch
+
+    @property
+    def what(self) -> str:
+        """ "ALLREDUCE of 64 elements"."""
+        return f"{self.name}{self._elements}"
+
+    @property
+    def call(self) -> str:
+        """ "ALLREDUCE number 7 of 64 elements"."""
+        return f"{self.name} number {self.number}{self._elements}"
+
+    @property
+    def _elements(self) -> str:
+        return f" of {plural(int(self.size), 'element')}" if self.size else ""
 
 
 class Hypothesis(msgspec.Struct, frozen=True):
-    """A cause that the comparison speaks for, in what way, and the lines that were compared."""
+    """A cause that the comparison speaks for, what it found in a sentence, and the lines that were compared."""
 
     cause: HangCause | LogTopic
     why: str
@@ -53,6 +72,7 @@ def hypotheses(log: Log, effects: Sequence[SignMatch], catalogue: Catalogue) -> 
         or _all_the_same(waited, log)
         or _different_lines(log, effects)
         or _did_not_come(effects, catalogue.slug_for(LogTopic.MISSING_NODE))
+        or (_waiting(waited) if len(said) == len(effects) else ())
     )
 
 
@@ -62,28 +82,46 @@ def _waited(said: Iterable[SignMatch]) -> tuple[Waited, ...]:
         number, call, rank = match.words.get("number"), match.words.get("call"), match.line.rank
         if number and call and rank is not None:
             size = "" if any(word in call for word in OWN_SIZES) else match.words.get("size", "")
-            what = f"{call} number {number}" + (f" of {size} elements" if size else "")
-            found.setdefault(rank, Waited(rank, int(number), what, match))
+            found.setdefault(rank, Waited(rank, int(number), call, size, match))
     return tuple(found.values())
 
 
 def _different_calls(waited: Sequence[Waited]) -> tuple[Hypothesis, ...]:
     """Find ranks that have another call, or another size, at the same number: one of them is wrong."""
     for number in sorted({timeout.number for timeout in waited}):
-        calls: dict[str, list[Waited]] = {}
-        for timeout in waited:
-            if timeout.number == number:
-                calls.setdefault(timeout.call, []).append(timeout)
+        calls = _alike(timeout for timeout in waited if timeout.number == number)
         if len(calls) > 1:
-            why = listed((f"{_ranks(some)} waited in {call}" for call, some in calls.items()), most=2)
-            seen = tuple(group[0].seen for group in calls.values())
-            barrier = f"{BARRIER} number {number} of 1 elements"
-            left = barrier in calls and any(call.startswith(BARRIER) and call != barrier for call in calls)
+            (first, *_), *others = calls
+            away = [f"{_ranks(some)} in {some[0].what}" for some in others]
+            why = _joined([f"{_ranks(calls[0])} waited in {first.call}", *away])
+            seen = tuple(some[0].seen for some in calls)
+            sizes = {some[0].size for some in calls if some[0].name == BARRIER}
+            left = "1" in sizes and len(sizes) > 1
             uneven = Hypothesis(
                 HangCause.UNEVEN, f"{why}: one element is what a barrier sends, as after the loop", seen
             )
             return (Hypothesis(HangCause.DESYNC, why, seen), *((uneven,) if left else ()))
     return ()
+
+
+def _alike(waited: Iterable[Waited]) -> list[list[Waited]]:
+    """Those that waited in the same call together; the fewest, who may have gone astray, first."""
+    return sorted(grouped(waited, lambda timeout: timeout.call).values(), key=len)
+
+
+def _waiting(waited: Sequence[Waited]) -> tuple[Hypothesis, ...]:
+    """Who waited in what, where that alone doesn't tell who was wrong."""
+    calls = _alike(waited)
+    why = _joined([f"{_ranks(some)} waited in {some[0].call}" for some in calls])
+    return (Hypothesis(HangCause.TIMED_OUT, why, tuple(some[0].seen for some in calls)),) if calls else ()
+
+
+def _joined(clauses: Sequence[str]) -> str:
+    """As `listed` does, with a comma, since a clause may have an "and" of its own."""
+    left_out = len(clauses) - MOST_CALLS
+    return ", and ".join(
+        [*clauses[:MOST_CALLS], *([f"others in {plural(left_out, 'more call')}"] if left_out > 0 else ())]
+    )
 
 
 def _ranks(waited: Iterable[Waited]) -> str:
@@ -105,8 +143,8 @@ def _behind(waited: Sequence[Waited], said: Iterable[SignMatch]) -> tuple[Hypoth
     if first is None or not behind:
         return ()
     last = max(int(match.words["enqueued"]) for match in behind.values())
-    who = ranks_named(sorted(behind))
-    why = f"{_ranks(waited)} waited in {first.call}, and {who} had called no more than number {last}"
+    called = f"{'it' if len(behind) == 1 else 'they'} had called no more than number {last}"
+    why = f"{ranks_named(behind)} never called {first.call}, in which {_ranks(waited)} waited: {called}"
     return (Hypothesis(HangCause.BEHIND, why, (*behind.values(), first.seen)),)
 
 

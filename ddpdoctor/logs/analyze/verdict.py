@@ -12,6 +12,7 @@ from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.text import ranks_named
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.log import Log, LoggedException, LogLine, ProcessExit, SignMatch
+from ddpdoctor.knowledge.hang_causes import HangCause
 from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.logs.analyze.attempts import attempts_of
 from ddpdoctor.logs.analyze.endings import signal_of
@@ -393,11 +394,18 @@ def _without_cause(effects: tuple[SignMatch, ...], course: Timeline) -> LogVerdi
     why = f"{ranks_named(silent)} said nothing of it, while the others waited" if silent else WHY_EFFECT
     suspects = [
         Suspect(
-            slug=course.catalogue.slug_for(hypothesis.cause), sure=False, sightings=hypothesis.seen, why=hypothesis.why
+            slug=course.catalogue.slug_for(hypothesis.cause),
+            sure=False,
+            sightings=hypothesis.seen,
+            why=hypothesis.why,
+            compared=True,
         )
         for hypothesis in hypotheses(log, effects, course.catalogue)
     ]
     told = {suspect.slug for suspect in suspects}
+    if suspects:
+        # That they timed out is what was compared.
+        told.add(course.catalogue.slug_for(HangCause.TIMED_OUT))
     suspects += [
         Suspect(slug=slug, sure=False, sightings=tuple(seen), why=why)
         for slug, seen in slugs.items()

@@ -74,8 +74,11 @@ def _only_followed(judgement: LogJudgement) -> str:
     told = f"{said} what followed, and not what failed first"
     if verdict.silent:
         told = f"{capital(ranks_named(verdict.silent))} {_how_silent(log, verdict, judgement.catalogue)}"
-    if judgement.opinions:
-        told = f"{told}; perhaps: {within(named(judgement.opinions[0]))}"
+    first = next(iter(judgement.opinions), None)
+    if first and first.suspect.compared:
+        told = f"{told}; {first.suspect.why}" if verdict.silent else capital(first.suspect.why)
+    elif first:
+        told = f"{told}; perhaps: {within(named(first))}"
     if verdict.said:
         return f"{told}; before that it says: {clip(quoted(verdict.said[0].text))}"
     return f"{told}{_first_new(judgement)}"

@@ -119,5 +119,6 @@ def _left_early(judgement: LogJudgement) -> tuple[Fix, ...]:
 def _silent(judgement: LogJudgement) -> str:
     """Name the ranks that say nothing in what was read, where that is known."""
     log = judgement.log
-    missing = sorted(set(range(log.world_size or 0)) - set(log.ranks)) if log.ranks else []
-    return f"; {ranks_named(missing)} say{'s' if len(missing) == 1 else ''} nothing in what was read" if missing else ""
+    missing = {*range(log.world_size or 0), *judgement.verdict.silent} - {*log.ranks} if log.ranks else ()
+    say = "says" if len(missing) == 1 else "say"
+    return f", first those of {ranks_named(missing)}, which {say} nothing in what was read" if missing else ""

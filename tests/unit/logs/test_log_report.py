@@ -253,7 +253,7 @@ def test_processes_that_one_line_tells_of_are_told_together() -> None:
 def test_a_rank_of_which_there_is_not_a_word_has_not_fallen_silent() -> None:
     judgement = judge_log(log_of(LOGS / "rdzv-missing-node/sick-one-never-came-srun.log"), catalogue())
     text = " ".join(shown(judgement).split())
-    assert text.startswith("UNKNOWN Rank 3 never came, and the others waited for it in vain; perhaps: ")
+    assert text.startswith("UNKNOWN Rank 3 never came, and the others waited for it in vain; 3 of 4 came: why ")
     assert "srun says that ranks 0-2 ended with exit code 1" in text
     assert "fell silent" not in text
 

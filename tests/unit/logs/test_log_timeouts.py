@@ -9,6 +9,9 @@ from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.log import Log, LogFile, LogLine, SignMatch
 from ddpdoctor.logs.analyze.timeouts import hypotheses
 from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
+from ddpdoctor.logs.diagnosis import judge_log
+from ddpdoctor.logs.render.headline import headline
+from ddpdoctor.logs.render.next_steps import next_steps
 from tests.log_corpus import LOGS, log_of
 from tests.support.logs_by_hand import read
 
@@ -19,6 +22,8 @@ STALLED = "collective-stalled"
 MISSING = "rdzv-missing-node"
 UNEVEN = "uneven-inputs"
 CAUGHT = "Watchdog caught collective operation timeout: WorkNCCL("
+GAP = LOGS / WATCHDOG / "sick-a-rank-says-nothing.log"
+"""No line is of rank 1."""
 
 
 def caught(rank: int, number: int = 7, call: str = "ALLREDUCE", size: int = 64, group: str = "") -> SignMatch:
@@ -42,8 +47,7 @@ def told(*said: SignMatch, ranks: int = 4, world_size: int | None = 4) -> list[t
 def test_another_call_at_the_same_number_is_a_mismatch() -> None:
     ((slug, why),) = told(caught(0), caught(1), caught(2, call="BROADCAST"), caught(3))
     assert slug == DESYNC
-    assert "ranks 0, 1 and 3 waited in ALLREDUCE number 7" in why
-    assert "rank 2 waited in BROADCAST number 7" in why
+    assert why == "rank 2 waited in BROADCAST number 7 of 64 elements, and ranks 0, 1 and 3 in ALLREDUCE of 64 elements"
 
 
 def test_another_size_is_a_mismatch_where_all_must_bring_the_same() -> None:
@@ -66,11 +70,14 @@ def test_who_waits_behind_the_line_of_the_backward_pass_is_through_with_its_step
 def test_who_had_not_called_it_is_behind() -> None:
     ((slug, why),) = told(caught(1), caught(2), caught(3), dumped(0, 6))
     assert slug == BEHIND
-    assert "rank 0 had called no more than number 6" in why
+    assert why.startswith("rank 0 never called ALLREDUCE number 7 of 64 elements, in which ranks 1-3 waited: ")
+    assert why.endswith("it had called no more than number 6")
 
 
 def test_who_had_called_it_is_not_behind() -> None:
-    assert not told(caught(1), caught(2), caught(3), dumped(0, 7))
+    assert told(caught(1), caught(2), caught(3), dumped(0, 7)) == [
+        (WATCHDOG, "ranks 1-3 waited in ALLREDUCE number 7 of 64 elements")
+    ]
 
 
 def test_who_waits_in_an_earlier_call_is_behind() -> None:
@@ -82,7 +89,9 @@ def test_who_waits_in_an_earlier_call_is_behind() -> None:
 
 def test_half_against_half_may_be_two_groups() -> None:
     numbers = (7, 7, 6, 6)
-    assert not told(*(caught(rank, number) for rank, number in enumerate(numbers)))
+    ((slug, why),) = told(*(caught(rank, number) for rank, number in enumerate(numbers)))
+    assert slug == WATCHDOG
+    assert "ranks 0 and 1 waited in ALLREDUCE number 7 of 64 elements, and ranks 2 and 3 waited" in why
     assert [slug for slug, _ in told(*(caught(rank, number, group="0") for rank, number in enumerate(numbers)))] == [
         BEHIND
     ]
@@ -95,17 +104,42 @@ def test_where_nobody_is_missing_it_is_the_way_between() -> None:
     assert "all 4 ranks of this log" in told(*(caught(rank) for rank in range(4)), world_size=None)[0][1]
 
 
-def test_nothing_is_said_while_a_rank_is_missing() -> None:
-    assert not told(caught(0), caught(1), caught(3))
-    assert not told(*(caught(rank) for rank in range(4)), world_size=8)
+def test_no_cause_is_named_while_a_rank_is_missing() -> None:
+    assert told(caught(0), caught(1), caught(3)) == [
+        (WATCHDOG, "ranks 0, 1 and 3 waited in ALLREDUCE number 7 of 64 elements")
+    ]
+    assert [slug for slug, _ in told(*(caught(rank) for rank in range(4)), world_size=8)] == [WATCHDOG]
     assert not told()
+
+
+def test_who_waited_elsewhere_is_told_and_shown_and_who_says_nothing() -> None:
+    judgement = judge_log(log_of(GAP), catalogue())
+    (suspect,) = judgement.verdict.suspects
+    assert suspect.why == (
+        "rank 2 waited in ALLGATHER number 61, and ranks 0 and 3 waited in ALLREDUCE number 60 of 512 elements"
+    )
+    assert [match.line.rank for match in suspect.sightings] == [2, 0]
+    assert judgement.verdict.silent == (1,)
+    assert headline(judgement).startswith("Rank 1 says nothing at all, ")
+    assert headline(judgement).endswith(suspect.why)
+    assert "first those of rank 1, which says nothing" in next_steps(judgement)[0].text
+
+
+def test_a_log_of_one_rank_alone_accuses_no_other() -> None:
+    one = "".join(line for line in GAP.read_text().splitlines(keepends=True) if "[rank3]" in line)
+    assert verdict_of(read(one), catalogue()).silent == ()
+
+
+def test_the_headline_names_who_never_called_it() -> None:
+    judgement = judge_log(log_of(LOGS / BEHIND / "sick-dump-signal.log"), catalogue())
+    assert headline(judgement).startswith("Rank 0 never called ALLREDUCE number 9123 ")
 
 
 def test_a_rank_that_nobody_has_heard_of_may_be_missing() -> None:
     said = [caught(rank) for rank in (3, 5, 7)]
-    assert not told(*said, ranks=0, world_size=None)
+    assert [slug for slug, _ in told(*said, ranks=0, world_size=None)] == [WATCHDOG]
     log = Log(files=(LogFile(name="run.log"),), ranks=(3, 5, 7), sightings=tuple(said))
-    assert not hypotheses(log, said, catalogue())
+    assert [catalogue().slug_for(found.cause) for found in hypotheses(log, said, catalogue())] == [WATCHDOG]
 
 
 def test_numbers_of_different_groups_are_not_compared() -> None:
@@ -117,7 +151,7 @@ def test_numbers_of_different_groups_are_not_compared() -> None:
     [
         ("collective-desync/sick-gloo-timeouts", DESYNC, "rank 2 waited at train_desync.py:21"),
         ("collective-desync/sick-watchdog-other-call", DESYNC, "rank 2 waited in BROADCAST number 413"),
-        ("rank-fell-behind/sick-dump-signal", BEHIND, "rank 0 had called no more than number 9122"),
+        ("rank-fell-behind/sick-dump-signal", BEHIND, "it had called no more than number 9122"),
         ("nccl-watchdog-timeout/sick-torch-2.1-srun", WATCHDOG, "waited in ALLREDUCE number 96125"),
     ],
 )
