@@ -8,10 +8,9 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Owner
-from ddpdoctor.base.text import dotted, listed, plural
+from ddpdoctor.base.text import dotted, listed, plural, quoted
 from ddpdoctor.base.unknown import Maybe, Unknown, if_known, known
-from ddpdoctor.checks.settings.invalid import evidence_of, plain, quoted
-from ddpdoctor.checks.settings.visible_gpus import what_cuda_shows
+from ddpdoctor.checks.settings.invalid import evidence_of, plain
 from ddpdoctor.engine.registry import check, judged_apart, required, requires
 from ddpdoctor.facts.accelerate import Accelerate, ConfigFile, Value
 from ddpdoctor.facts.network import Network
@@ -28,6 +27,7 @@ from ddpdoctor.knowledge.accelerate import (
     on_each_machine,
     strange_keys,
 )
+from ddpdoctor.knowledge.cuda_visible_devices import what_cuda_shows
 from ddpdoctor.knowledge.job_intent import is_here, means_each_node_itself, own_address
 from ddpdoctor.knowledge.network_fixes import resolved
 
@@ -222,8 +222,7 @@ def _gpus_for(file: ConfigFile, gpus: Maybe[Gpus], environment: Maybe[Environmen
     chosen = file.value("gpu_ids", "all")
     if isinstance(chosen, str) and chosen != "all":
         # It takes the place of CUDA_VISIBLE_DEVICES.
-        count = what_cuda_shows(chosen, gpus.devices).count if selector(gpus, Unknown("")) is None else 0
-        return chosen.replace(" ", "").split(",")[:count]
+        return list(what_cuda_shows(chosen, gpus.devices).taken) if selector(gpus, Unknown("")) is None else []
     return [str(shown.gpu.index) for shown in visible_gpus(gpus, environment)]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Owner
-from ddpdoctor.base.text import capital, clip_middle, dotted
+from ddpdoctor.base.text import capital, dotted, quoted
 from ddpdoctor.base.unknown import Maybe, known
 from ddpdoctor.checks.settings.debugging_settings import dangerous_here, harms
 from ddpdoctor.engine.registry import check, requires
@@ -30,11 +30,6 @@ from ddpdoctor.knowledge.wheels import numbers
 
 def evidence_of(*settings: Setting) -> tuple[Evidence, ...]:
     return tuple(Evidence(f"{setting.name}={setting.value[:200]}", setting.origin) for setting in settings)
-
-
-def quoted(value: str) -> str:
-    """A value in a summary: in quotes, and short."""
-    return repr(clip_middle(value, 30))
 
 
 def plain(name: str) -> str:

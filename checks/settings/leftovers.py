@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Owner, Severity
+from ddpdoctor.base.text import quoted
 from ddpdoctor.base.unknown import Maybe, known
 from ddpdoctor.checks.settings.debugging_settings import LEFTOVERS, counting, on, there
-from ddpdoctor.checks.settings.invalid import evidence_of, quoted, take_away
+from ddpdoctor.checks.settings.invalid import evidence_of, take_away
 from ddpdoctor.engine.registry import check
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.snapshot import Gpus, Pci

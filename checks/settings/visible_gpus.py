@@ -2,73 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 
-import msgspec
-
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Owner
-from ddpdoctor.base.text import listed, plural
+from ddpdoctor.base.text import listed, plural, quoted
 from ddpdoctor.base.unknown import Maybe, known
-from ddpdoctor.checks.settings.invalid import evidence_of, quoted, take_away
+from ddpdoctor.checks.settings.invalid import evidence_of, take_away
 from ddpdoctor.engine.registry import check, required, requires
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.gpus import Gpu, Gpus
+from ddpdoctor.knowledge.cuda_visible_devices import ListedGpus, what_cuda_shows
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.nvidia import NO_GPU
-
-
-class ListedGpus(msgspec.Struct, frozen=True):
-    """CUDA's reading of CUDA_VISIBLE_DEVICES: how many entries it takes, and why it stopped, "" if it took them all."""
-
-    count: int
-    stopped: str = ""
-
-
-def what_cuda_shows(value: str, gpus: Sequence[Gpu] | None) -> ListedGpus:
-    """Reads the list as CUDA does: entry by entry, up to the first bad one. `gpus` None: only the text is judged."""
-    entries = [entry.strip() for entry in value.split(",")]
-    if len(entries) > 1 and not entries[-1]:
-        entries.pop()
-    by_name = entries[0].startswith(("GPU-", "MIG-"))
-    taken: list[str] = []
-    for entry in entries:
-        problem = wrong_uuid(entry, gpus) if by_name else wrong_index(entry, gpus)
-        if problem:
-            return ListedGpus(len(taken), problem)
-        key = entry if by_name else str(int(re.match(r"[0-9]{1,9}", entry)[0]))  # type: ignore[index]
-        if key in taken:
-            return ListedGpus(0, f"{entry[:40]} is in it twice, and then CUDA shows none")
-        taken.append(key)
-        if not by_name and not (entry.isascii() and entry.isdigit()):
-            return ListedGpus(len(taken), f"CUDA reads {quoted(entry)} as {key}; entries are separated by commas")
-    return ListedGpus(len(taken))
-
-
-def wrong_index(entry: str, gpus: Sequence[Gpu] | None) -> str:
-    found = re.match(r"[0-9]{1,9}", entry)
-    if not entry:
-        return "there is an empty entry"
-    if not found:
-        return f"{quoted(entry)} names no GPU"
-    if gpus is not None and int(found[0]) >= len(gpus):
-        return f"there is no GPU {int(found[0])} (they count from 0)"
-    return ""
-
-
-def wrong_uuid(entry: str, gpus: Sequence[Gpu] | None) -> str:
-    if not entry.startswith(("GPU-", "MIG-")):
-        return f"{quoted(entry)} is no UUID, but the first entry is one"
-    # An older form of a slice's name: MIG-GPU-<UUID>/<instance>/<compute instance>.
-    if gpus is None or entry.startswith("MIG-GPU-"):
-        return ""
-    if entry.startswith("GPU-"):
-        uuids = [gpu.uuid for gpu in gpus]
-    else:
-        uuids = [slice_.uuid for gpu in gpus for slice_ in gpu.mig_instances]
-        if not uuids:
-            return ""  # NVML doesn't list slices to everyone, so their absence says nothing.
-    return "" if any(uuid.startswith(entry) for uuid in uuids) or not all(uuids) else f"no GPU here is {entry[:44]}"
 
 
 @check("cuda-visible-devices-wrong", severity=FAIL, owner=Owner.USER)

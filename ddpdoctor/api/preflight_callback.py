@@ -8,8 +8,8 @@ from ddpdoctor.api.rank_preflight import (
     TIMEOUT_SECONDS,
     OnIllness,
     PreflightResult,
+    check_arguments,
     preflight,
-    refuse_what_can_not_be_meant,
 )
 
 
@@ -26,7 +26,7 @@ class PreflightCallback:
 
     def __init__(self, *, timeout: float = TIMEOUT_SECONDS, on_illness: OnIllness = "warn") -> None:
         # Here, and not hours later, when the training begins.
-        refuse_what_can_not_be_meant(timeout, on_illness)
+        check_arguments(timeout, on_illness)
         super().__init__()
         self.timeout = timeout
         self.on_illness = on_illness

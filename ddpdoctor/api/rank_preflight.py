@@ -113,10 +113,10 @@ def preflight(
         UsageError: an argument can't be meant so.
         PreflightError: something fails, and `on_illness` is "stop".
     """
-    from ddpdoctor.job_preflight.own_words import why_not_meant
+    from ddpdoctor.job_preflight.own_words import why_refused
 
-    refuse_what_can_not_be_meant(timeout, on_illness)
-    if why := why_not_meant(device, backend):
+    check_arguments(timeout, on_illness)
+    if why := why_refused(device, backend):
         raise UsageError(why)
     try:
         agreed, reports = _agree(timeout, device, backend)
@@ -130,7 +130,7 @@ def preflight(
     return result
 
 
-def refuse_what_can_not_be_meant(timeout: object, on_illness: object) -> None:
+def check_arguments(timeout: object, on_illness: object) -> None:
     """Refuse a time that is none, and what is not to be done about an illness.
 
     Raises:

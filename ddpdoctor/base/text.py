@@ -76,6 +76,11 @@ def clip_middle(text: str, most: int) -> str:
     return f"{text[: most - len(dots) - end]}{dots}{text[-end:]}"
 
 
+def quoted(value: str) -> str:
+    """A value in a summary: in quotes, and short."""
+    return repr(clip_middle(value, 30))
+
+
 def escaped_json(text: str) -> str:
     """The same JSON, with what isn't seen as escapes of JSON's own; it reads back as it was."""
     return _ANY.sub(_in_json, text)

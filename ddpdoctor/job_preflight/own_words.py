@@ -9,20 +9,21 @@ import socket
 import sys
 from contextlib import suppress
 from importlib import import_module
-from itertools import takewhile
 from typing import Any, Final
 
 from msgspec.structs import replace
 
-from ddpdoctor.base.text import clip, dotted, plural
+from ddpdoctor.base.text import clip, dotted, plural, quoted
 from ddpdoctor.facts.environment import Setting
 from ddpdoctor.facts.preflight import CURRENT_DEVICE, PreflightRank
+from ddpdoctor.knowledge.cuda_visible_devices import what_cuda_shows
 from ddpdoctor.probes.context import Context
 
 BOUND_DEVICE: Final = "init_process_group(device_id=...)"
 GIVEN_DEVICE: Final = "device"
 NO_REAL_BACKENDS: Final = ("undefined", "fake")
 """Names in torch's list that no job is started with."""
+CHOICE: Final = "CUDA_VISIBLE_DEVICES"
 MAX_SETTINGS: Final = 200
 MAX_VALUE_LENGTH: Final = 300
 
@@ -69,7 +70,7 @@ def _with_torch(plain: PreflightRank, device: object) -> PreflightRank:
     return replace(told, device=name, device_source=source, no_gpu=no_gpu, gpu=gpu, gpu_scope=scope)
 
 
-def why_not_meant(device: object, backend: object) -> str:
+def why_refused(device: object, backend: object) -> str:
     """Say which of these arguments torch takes for none, as a sentence; "" where it takes both, or can't be asked."""
     try:
         torch: Any = import_module("torch")
@@ -77,7 +78,9 @@ def why_not_meant(device: object, backend: object) -> str:
         return ""
     if device is not None:
         try:
-            _meant(torch, device)
+            meant = _meant(torch, device)
+            if _is_another(meant, device):
+                return f'device is one of torch\'s, such as "cuda:0", not {clip(repr(device))}, of which torch makes {meant}'
         except (RuntimeError, TypeError, ValueError, OverflowError):
             return f'device is what torch.device() takes, such as "cuda:0" or "cpu", not {clip(repr(device))}'
         except Exception:  # A torch that is damaged, as above.
@@ -136,6 +139,12 @@ def _meant(torch: Any, device: object) -> Any:
     return torch.device(device)
 
 
+def _is_another(meant: Any, device: object) -> bool:
+    """Whether torch, which keeps a device's number in one byte, has made another number of it."""
+    written = str(device).rpartition(":")[2]
+    return (meant.index or 0) < 0 or (written.isdecimal() and str(meant.index) != written)
+
+
 def _device(torch: Any, device: object) -> tuple[str, str]:
     """The device of this rank, and what says so; "" where nothing does."""
     chosen = None if device is None else _meant(torch, device)
@@ -173,19 +182,13 @@ def _why_no_gpu(torch: Any, device: str, driver: str | None, context: Context) -
         return "" if at < count else f"torch sees {plural(count, 'GPU')} there"
     if torch.version.cuda is not None and driver is None and not has_gpu_node(context):
         return "no NVIDIA driver is loaded there, and no GPU is in /dev"
-    shown = _shown()
-    if shown is None or at < len(shown):
+    value = os.environ.get(CHOICE)
+    if value is None or at < (shown := what_cuda_shows(value, None)).count:
         return ""
-    return f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']} shows {plural(len(shown), 'GPU')}"
-
-
-def _shown() -> list[str] | None:
-    """What CUDA_VISIBLE_DEVICES shows, up to the first that is none; None where it isn't set."""
-    value = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if value is None:
-        return None
-    words = (word.strip() for word in value.split(","))
-    return list(takewhile(lambda word: word and not word.startswith("-"), words))
+    if not value.strip():
+        return f"{CHOICE} is set there and empty, which hides all GPUs"
+    count = plural(shown.count, "GPU") if shown.count else "no GPU"
+    return f"{CHOICE}={quoted(value)} shows {count}{f': {shown.stopped}' if shown.stopped else ''}"
 
 
 def _gpu(torch: Any, device: str, host: str) -> tuple[str, str]:
@@ -193,7 +196,7 @@ def _gpu(torch: Any, device: str, host: str) -> tuple[str, str]:
     kind, _, index = device.partition(":")
     if kind != "cuda" or not index.isdecimal():
         return "", ""
-    shown = _shown() or []
+    shown = what_cuda_shows(os.environ.get(CHOICE, ""), None).taken
     word = shown[int(index)] if int(index) < len(shown) else index
     if word.startswith(("GPU-", "MIG-")):
         return word, ""

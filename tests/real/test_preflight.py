@@ -337,6 +337,14 @@ def test_a_device_that_is_none_is_refused(device: object) -> None:
         ddpdoctor.preflight(device=device)
 
 
+def test_a_device_of_whose_number_torch_makes_another_is_refused() -> None:
+    with pytest.raises(
+        ddpdoctor.UsageError,
+        match=r'device is one of torch\'s, such as "cuda:0", not .*, of which torch makes cuda:-12',
+    ):
+        ddpdoctor.preflight(device="cuda:500")
+
+
 @pytest.mark.parametrize("backend", ["bogus", 3, "cpu:gloo,cuda:bogus"])
 def test_a_backend_that_is_none_is_refused(backend: Any) -> None:
     with pytest.raises(ddpdoctor.UsageError, match=r"backend is one that torch knows here .*gloo, nccl.*, not "):

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from ddpdoctor.base.findings import FAIL, WARN, Severity
 from ddpdoctor.checks.settings.invalid import nearest
-from ddpdoctor.checks.settings.visible_gpus import what_cuda_shows
 from ddpdoctor.engine.registry import Result, diagnose
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.gpus import Gpu
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.facts.torch import Torch
+from ddpdoctor.knowledge.cuda_visible_devices import what_cuda_shows
 from ddpdoctor.knowledge.known_settings import known_settings, one_slip_from, read_by_nothing
 from ddpdoctor.probes import environment
 from ddpdoctor.probes.context import Context
