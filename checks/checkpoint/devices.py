@@ -23,7 +23,8 @@ from ddpdoctor.checkpoints.finding_words import (
     verb,
 )
 from ddpdoctor.checks.checkpoint.contents import NOT_TO_BE_LOADED, all_read
-from ddpdoctor.engine.registry import check, requires
+from ddpdoctor.checks.processes.full_gpus import memory_of_loaded
+from ddpdoctor.engine.registry import LogTraits, check, requires
 from ddpdoctor.facts.checkpoints import CheckpointFile, Checkpoints
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Environment, Gpus, Machine, Torch
@@ -111,7 +112,7 @@ def unpin(files: Sequence[CheckpointFile]) -> tuple[Fix, ...]:
     )
 
 
-@check("ckpt-device-pin", severity=FAIL, owner=Owner.USER)
+@check("ckpt-device-pin", severity=FAIL, owner=Owner.USER, log=LogTraits(particulars=memory_of_loaded))
 def ckpt_device_pin(
     checkpoints: Checkpoints,
     torch: Maybe[Torch],

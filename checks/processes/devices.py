@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from ddpdoctor.base.findings import WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import listed, ranks_named, spans
 from ddpdoctor.base.unknown import Maybe
+from ddpdoctor.checks.processes.full_gpus import memory_of_ranks, with_ranks_told_from_others
 from ddpdoctor.engine.registry import LogTraits, check, leave_untested, requires
 from ddpdoctor.facts.snapshot import Gpus, Processes, Torch
 from ddpdoctor.knowledge.gpu_assignment import lacks_nccl, own_gpu
 from ddpdoctor.knowledge.nvidia import nvidia_gpus
-from ddpdoctor.logs.analyze.sightings import memory_of_ranks
 from ddpdoctor.processes.gpu_holders import (
     HeldGpu,
     SharedGpu,
@@ -31,7 +31,7 @@ from ddpdoctor.processes.jobs import TrainingJob
     "missing-set-device",
     severity=WARN,
     owner=Owner.USER,
-    log=LogTraits(particulars=memory_of_ranks),
+    log=LogTraits(revises=with_ranks_told_from_others, particulars=memory_of_ranks),
     stands_for=(Oddity.SHARED_GPU, Oddity.OTHER_GPU, Oddity.ON_CPU),
 )
 def missing_set_device(gpus: Gpus, processes: Processes) -> Iterator[Finding]:

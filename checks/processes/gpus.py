@@ -10,6 +10,7 @@ from typing import Final
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Owner, Severity
 from ddpdoctor.base.text import capital, human, listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.checks.processes.full_gpus import memory_of_others
 from ddpdoctor.engine.log_traits import Particulars
 from ddpdoctor.engine.registry import LogTraits, Subject, check, leave_untested, requires
 from ddpdoctor.facts.gpus import Gpu, Gpus
@@ -18,7 +19,6 @@ from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Container, Environment, Machine, Processes
 from ddpdoctor.knowledge.nvidia import nvidia_gpus
 from ddpdoctor.knowledge.privileges import by_root, on_the_host
-from ddpdoctor.logs.analyze.sightings import memory_of_ranks
 from ddpdoctor.processes.gpu_holders import (
     HeldGpu,
     LeftOnGpus,
@@ -137,7 +137,7 @@ def _all_seen(held: Iterable[HeldGpu], processes: Processes) -> None:
     "gpu-memory-held-by-others",
     severity=WARN,
     owner=Owner.UNKNOWN,
-    log=LogTraits(particulars=memory_of_ranks),
+    log=LogTraits(particulars=memory_of_others),
     judges=(Subject.NEXT_JOB,),
 )
 def gpu_memory_held_by_others(

@@ -9,11 +9,10 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.base.findings import Evidence, Finding, Fix
+from ddpdoctor.base.findings import Evidence, Finding
 from ddpdoctor.base.lazy_patterns import compile_lazily
-from ddpdoctor.base.text import listed, ranks_named
+from ddpdoctor.base.text import listed
 from ddpdoctor.base.unknown import Maybe, Unknown
-from ddpdoctor.engine.log_traits import Particulars
 from ddpdoctor.engine.registry import Predicate, SignRole, requires
 from ddpdoctor.facts.log import Log, LogFile, LogFrame, LoggedException, LoggedStack, LogLine, SignMatch
 from ddpdoctor.knowledge.frameworks import is_of_framework, phase_of
@@ -30,8 +29,8 @@ MAX_CHARACTERS: Final = 300
 """Characters of a line, as many as are shown of it."""
 HEAD_CHARACTERS: Final = 80
 CONTEXT_CHARACTERS: Final = 60
-_GPU_HOLDER: Final = compile_lazily(r"Process (\d+) has \d")
-"""A process that torch lists as a holder of the GPU."""
+_WHOSE_MEMORY: Final = compile_lazily(r".*out of memory\. Tried to allocate .* memory in use\.(?= )")
+"""The part of torch's message that tells how much of the GPU is whose; behind it stands advice."""
 _OF_A_TRACEBACK: Final = compile_lazily(r"\s|File \"|Traceback ")
 
 
@@ -84,6 +83,8 @@ def lines(log: Log, seen: Iterable[SignMatch], most: int = 4) -> tuple[Evidence,
 def _around(seen: SignMatch) -> str:
     """Show the line; of a long one its beginning, and what is around the sign."""
     text = seen.line.text
+    if len(text) > MAX_CHARACTERS and (whose := _WHOSE_MEMORY.match(text)):
+        text = whose[0]
     at = text.find(seen.sign)
     if len(text) <= MAX_CHARACTERS or at + len(seen.sign) < MAX_CHARACTERS // 2 or at < 0:
         return text
@@ -158,25 +159,6 @@ def _common(names: Sequence[str]) -> str:
     folders = zip(*(name.split("/")[:-1] for name in names), strict=False)
     common = [folder[0] for folder in takewhile(lambda names_of_folder: len(set(names_of_folder)) == 1, folders)]
     return "/".join([*common, ""]) if any(common) else ""
-
-
-def memory_of_ranks(seen: Sequence[SignMatch], log: Log) -> Particulars:
-    """Say where the holders that torch lists are ranks of this very run, by their launcher's word."""
-    ranks = {
-        str(process_exit.pid): process_exit.rank
-        for process_exit in log.exited
-        if process_exit.pid and process_exit.rank is not None
-    }
-    found = sorted({pid for match in seen for pid in _GPU_HOLDER.findall(match.line.text) if pid in ranks}, key=int)
-    if not found:
-        return Particulars()
-    own = sorted({rank for pid in found if (rank := ranks[pid]) is not None})
-    verb = "is" if len(found) == 1 else "are"
-    return Particulars(
-        f"{'Process' if len(found) == 1 else 'Processes'} {listed(found, 4)}, which {'holds' if verb == 'is' else 'hold'} that GPU,"
-        f" {verb} {ranks_named(own)} of this very run",
-        (Fix('Call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before anything else that touches CUDA'),),
-    )
 
 
 def judging_signs(slug: str, finding_of: FindingOfSigns, *, of_rank: bool) -> Predicate:

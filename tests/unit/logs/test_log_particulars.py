@@ -75,8 +75,32 @@ def test_two_ranks_on_slices_need_no_set_device() -> None:
 
 def test_holders_of_a_gpu_that_are_ranks_of_this_run() -> None:
     finding = found("missing-set-device/sick-all-on-gpu0", "missing-set-device")
-    assert "ranks 0-3 of this very run" in finding.summary
+    assert "ranks 1-3 of this very run" in finding.summary
     assert "very run" not in found("missing-set-device/sick-two-gpus", "missing-set-device").summary
+
+
+def test_holders_whom_only_the_launcher_closes_are_ranks_of_this_run() -> None:
+    finding = found("missing-set-device/sick-closed-by-torchrun", "missing-set-device")
+    assert "processes 4712 (6.1 GiB) and 4713 (6.1 GiB) of this very run, rank 0 9.4 GiB" in finding.summary
+    loaded = found("ckpt-device-pin/sick-loaded-onto-gpu-0", "ckpt-device-pin")
+    assert "process 4712 of this very run holds 41.6 GiB, rank 3 5.1 GiB, and 96 MiB more" in loaded.summary
+    assert ('torch.load("last.pt", map_location="cpu")',) in [fix.commands for fix in loaded.fixes]
+
+
+def test_how_much_of_a_full_gpu_is_whose() -> None:
+    finding = found("gpu-memory-held-by-others/sick-own-part-greater", "gpu-memory-held-by-others")
+    assert (
+        "GPU 1 is full (out of memory): process 90211 holds 14.2 GiB, rank 1 24.4 GiB, and 1.5 GiB" in finding.summary
+    )
+    assert "smaller batch" in finding.fixes[0].text
+    assert "ps -o pid,user,etime,args -p 90211" in finding.fixes[1].commands
+    lesser = found("gpu-memory-held-by-others/sick-torch2-listed", "gpu-memory-held-by-others")
+    assert "smaller batch" not in " ".join(fix.text for fix in lesser.fixes)
+
+
+def test_a_rank_on_another_gpu_than_its_own_may_share_it_with_the_runs_ranks() -> None:
+    for slug in ("missing-set-device", "gpu-memory-held-by-others"):
+        assert "process 90211 holds" in found("gpu-memory-held-by-others/sick-unknown-holder", slug).summary
 
 
 def test_what_torchrun_killed_before() -> None:
