@@ -25,7 +25,7 @@ from ddpdoctor.hang.fixes import (
     look_again,
     look_on_other_hosts,
     read_the_code,
-    record_next_time,
+    see_its_calls,
     test_the_way,
 )
 from ddpdoctor.hang.flight_recorder.wait_graph import Lag, LagCause, RecordedHang, RecordedSign
@@ -94,7 +94,7 @@ def different_calls(found: HangVerdict, hang: Hang) -> Finding:
             " crashes under this)",
             ("export TORCH_DISTRIBUTED_DEBUG=DETAIL",),
         ),
-        record_next_time(hang),
+        see_its_calls(hang),
         cause=_how_they_differ(found, hang),
     )
 
@@ -337,7 +337,7 @@ def collective_stalled(found: HangVerdict, hang: Hang) -> Finding:
         look_on_other_hosts(hang),
         None if sure else again,
         test_the_way(hang),
-        record_next_time(hang),
+        see_its_calls(hang),
         cause=_why_nobody(found, hang, sure=sure or recorded),
         severity=WARN if sure or recorded else INFO,
     )

@@ -62,8 +62,8 @@ class HangResult(HostResult):
     def _other_hosts(self) -> Collection[str]:
         from ddpdoctor.hang.judging import hang_of
 
-        server = hang_of(self._examination).server.rpartition(":")[0].strip("[]")
-        return (server,) if server else ()
+        hang = hang_of(self._examination)
+        return [server.rpartition(":")[0].strip("[]") for server in (hang.server, hang.own_server) if server]
 
     def document(self, *, verbose: bool = False, quiet: bool = False) -> Document:
         from ddpdoctor.hang.render import hang_document

@@ -7,27 +7,29 @@ import threading
 import time
 from collections.abc import Callable
 
+from ddpdoctor.base.error_lines import complain
 from ddpdoctor.base.terminal import moves_its_cursor, terminal_is_ours, width
 
 
 class StatusLine:
-    """Shows `text(seconds since it began)`, from `delay` seconds on, while there is any. Nothing without a terminal, or on that of a
-    program that calls us."""
+    """Shows `text(seconds since it began)`, from `delay` seconds on, while there is any. Where no cursor moves, as in a log, `once` is printed
+    in its place, at once. Nothing of either on the standard error of a program that calls us."""
 
-    def __init__(self, text: Callable[[float], str], delay: float) -> None:
+    def __init__(self, text: Callable[[float], str], delay: float, once: str = "") -> None:
         self._text = text
         self._delay = delay
         self._started = time.monotonic()
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._shown = False
-        self._thread = (
-            threading.Thread(target=self._show, daemon=True)
-            if terminal_is_ours() and moves_its_cursor(sys.stderr)
-            else None
-        )
-        if self._thread:
+        self._thread: threading.Thread | None = None
+        if not terminal_is_ours():
+            return
+        if moves_its_cursor(sys.stderr):
+            self._thread = threading.Thread(target=self._show, daemon=True)
             self._thread.start()
+        elif once:
+            complain(once)
 
     def clear(self) -> None:
         """Make room for something else; it comes back as soon as there is a text again."""

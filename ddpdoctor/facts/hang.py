@@ -187,6 +187,8 @@ class Hang(Facts, frozen=True, kw_only=True):
     """"nccl", "gloo", "nccl and gloo"; "" where it can't be told."""
     server: Annotated[str, Source("--debug-server")] = ""
     """HOST:PORT of torch's debug server, where that told all this of the ranks of all hosts; "" where their processes were looked at."""
+    own_server: Annotated[str, Source("the ranks' environment")] = ""
+    """HOST:PORT of the debug server that the job has and that was not asked; "" without one."""
     nccl: Annotated[str, Source("the libnccl.so that a rank has mapped")] = ""
     """The version of NCCL; "" where it isn't known."""
     groups: Annotated[int, Source("names of threads")] = 0

@@ -12,9 +12,7 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.base.async_work import until_stopped
-from ddpdoctor.base.error_lines import complain
 from ddpdoctor.base.status_line import StatusLine
-from ddpdoctor.base.terminal import moves_its_cursor, terminal_is_ours
 from ddpdoctor.base.text import dotted, pid_named, plural
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.examination import Examination
@@ -22,8 +20,8 @@ from ddpdoctor.engine.explanations import Explanation
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.hang import Hang, RasCount
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.hang.debug_server.pages import FIRST_WORD_SECONDS, NotServedError, ServerAddress
-from ddpdoctor.hang.debug_server.server_look import PAGE_SECONDS, look_at_server
+from ddpdoctor.hang.debug_server.pages import NotServedError, ServerAddress
+from ddpdoctor.hang.debug_server.server_look import look_at_server
 from ddpdoctor.hang.flight_recorder.collect_dumps import Dumps, dumps_of, read_dumps
 from ddpdoctor.hang.judging import groups_of_hangs, judge_hang
 from ddpdoctor.hang.permission import command_line
@@ -41,6 +39,7 @@ WHERE_IT_IS: Final = (
     "It listens on rank 0's host, where each rank has called torch.distributed.debug.start_debug_server(port=25999), "
     "or the job was started by: ddpdoctor run --debug-server 25999 -- COMMAND"
 )
+LONGEST_INQUIRY: Final = "some minutes if ranks don't answer"
 RAS_GRACE_SECONDS: Final = 5.0
 """So long NCCL's RAS may take beyond the look itself."""
 
@@ -108,11 +107,12 @@ def examine_server(server: ServerAddress, catalogue: Catalogue, seconds: int = S
         NotExaminedError: it tells nothing.
     """
     snapshot = collect_facts(Context(sys.executable, "ddpdoctor", quick=True), groups_of_hangs(catalogue))
-    words = f"Asking torch's debug server at {server}"
-    bounds = f"{FIRST_WORD_SECONDS:.0f} s at most for its first word, and {PAGE_SECONDS:.0f} s for each of two looks"
-    if terminal_is_ours() and not moves_its_cursor(sys.stderr):
-        complain(f"{words}: {bounds}")
-    with closing(StatusLine(lambda passed: f"{words} ({passed:.0f} s; {bounds})", delay=0.3)):
+    line = StatusLine(
+        lambda passed: f"Asking torch's debug server ({passed:.0f} s; {LONGEST_INQUIRY})",
+        delay=0.3,
+        once=f"Asking torch's debug server at {server}: {LONGEST_INQUIRY}",
+    )
+    with closing(line):
         work = look_at_server(server, seconds)
         try:
             hang = asyncio.run(until_stopped(work, lambda: "Stopped. Nothing is left running."))

@@ -39,7 +39,16 @@ def full_stacks(hang: Hang, states: Sequence[RankState], workers: Sequence[int] 
 def look_again(hang: Hang, seconds: int | None = None) -> str:
     """Word the command that looks at this job, for so many seconds; of dumps alone it isn't known which that is."""
     job = ["--debug-server", hang.server] if hang.server else [hang.job] if hang.job else []
-    return shlex.join(["ddpdoctor", "jobs", "--hang", *job, *(["--seconds", str(seconds)] if seconds else [])])
+    return _look(*job, *(["--seconds", str(seconds)] if seconds else []))
+
+
+def ask_its_server(hang: Hang) -> str:
+    """Word the command that asks the job's own debug server; "" where it has none, or that was asked."""
+    return _look("--debug-server", hang.own_server) if hang.own_server else ""
+
+
+def _look(*options: str) -> str:
+    return shlex.join(["ddpdoctor", "jobs", "--hang", *options])
 
 
 def look_on_other_hosts(hang: Hang) -> tuple[Fix, ...]:
@@ -56,10 +65,18 @@ def look_on_other_hosts(hang: Hang) -> tuple[Fix, ...]:
     )
 
 
-def record_next_time(hang: Hang) -> tuple[Fix, ...]:
-    """Turn the flight recorder on, which must be done before the job starts; nothing where there are dumps of it."""
+def see_its_calls(hang: Hang) -> tuple[Fix, ...]:
+    """Have flight recorders tell what each rank has called; nothing where they have. Without a debug server they must be turned on before the
+    job starts."""
     if hang.recorded:
         return ()
+    if command := ask_its_server(hang):
+        return (
+            Fix(
+                "Ask torch's debug server of this job what each rank has called: no stack shows sizes that differ",
+                (command,),
+            ),
+        )
     return (
         Fix(
             "Let the next run record its collectives, so that the rank that falls behind is known: set these for all ranks, and"

@@ -14,6 +14,7 @@ from ddpdoctor.base.text import capital, masked, plural, ranks_named
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.hang import NOT_COUNTED, NOT_FOUND, Hang, RankLook, Watched, WatchedRank
 from ddpdoctor.facts.processes import Process, Processes, ProcessIdentity
+from ddpdoctor.hang.debug_server.job_server import debug_server_of
 from ddpdoctor.hang.permission import Missed, hidden_places, hidden_stacks, powers
 from ddpdoctor.hang.rank_states import is_worker_idle
 from ddpdoctor.hang.stack_sampling import sample
@@ -103,6 +104,7 @@ async def watch(
         job=job.name,
         world_size=job.world_size or 0,
         backend=backend_of(job),
+        own_server=debug_server_of(job),
         groups=max((_groups_of(rank.pid, proc) for rank in job.ranks), default=0),
         ranks=tuple(sorted(ranks, key=lambda watched: watched.rank)),
         between=round(second.seconds - first.seconds, 3),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Hashable, Mapping
 from typing import Any
@@ -14,8 +13,7 @@ from ddpdoctor.base.text import human, one_line, ranks_named
 from ddpdoctor.base.unknown import NotKnown
 from ddpdoctor.engine.examination import Examination
 from ddpdoctor.engine.registry import Catalogue
-from ddpdoctor.facts.hang import PORT_SETTING, Frame, Hang, Watched
-from ddpdoctor.hang.debug_server.pages import parse_address
+from ddpdoctor.facts.hang import Frame, Hang, Watched
 from ddpdoctor.hang.examining import RasInquiry, with_records
 from ddpdoctor.hang.flight_recorder.collect_dumps import dumps_of
 from ddpdoctor.hang.judging import groups_of_hangs, hang_of, judge_hang
@@ -24,7 +22,7 @@ from ddpdoctor.hang.render_words import groups
 from ddpdoctor.hang.verdict import verdict_of
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.session import collect_facts
-from ddpdoctor.processes.jobs import TrainingJob, setting
+from ddpdoctor.processes.jobs import TrainingJob
 
 RAS_SECONDS = 3.0
 """Between the two questions to NCCL's RAS."""
@@ -109,21 +107,6 @@ def _line(state: RankState) -> tuple[Hashable, ...]:
 def _function(state: RankState) -> tuple[Hashable, ...]:
     frame = state.place.frame
     return (frame.path, frame.function) if frame else _line(state)
-
-
-def debug_server_of(job: TrainingJob) -> str:
-    """Name HOST:PORT of torch's debug server that `ddpdoctor run --debug-server` has started in the job, on rank 0's host; "" without one.
-    What it tells of the ranks' flight recorders, stacks don't: a shape that differs."""
-    served = (rank for rank in job.ranks if setting(rank, PORT_SETTING))
-    rank = min(served, key=lambda rank: rank.place.rank if rank.place else sys.maxsize, default=None)
-    if rank is None:
-        return ""
-    is_first = rank.place is not None and rank.place.rank == 0
-    host = "localhost" if is_first else setting(rank, "MASTER_ADDR")
-    # Whatever another user has written there: what is no address is in no command.
-    host = f"[{host}]" if ":" in host else host
-    address = parse_address(f"{host}:{setting(rank, PORT_SETTING)}")
-    return shlex.quote(str(address)) if address else ""
 
 
 def stacks_text(examination: Examination) -> str:

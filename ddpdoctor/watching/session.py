@@ -18,6 +18,8 @@ from ddpdoctor.base.text import clip, listed, one_line, pid_named, plural, ranks
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.processes import Process, Processes
+from ddpdoctor.hang.fixes import ask_its_server
+from ddpdoctor.hang.judging import hang_of
 from ddpdoctor.hang.permission import Missed, hidden_stacks, powers
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.proc import Proc
@@ -25,7 +27,7 @@ from ddpdoctor.probes.processes.listing import probe
 from ddpdoctor.probes.py_spy import spy
 from ddpdoctor.processes.jobs import TrainingJob, jobs_of
 from ddpdoctor.processes.overview import UnknownJobError, members, named_job
-from ddpdoctor.watching.alarm import Alarm, debug_server_of, examine_still_job, is_hang, moves_by_ras, who_lags
+from ddpdoctor.watching.alarm import Alarm, examine_still_job, is_hang, moves_by_ras, who_lags
 from ddpdoctor.watching.counters import count
 from ddpdoctor.watching.deep_look import look_deeply, whole_look
 from ddpdoctor.watching.events import Event, EventKind
@@ -428,8 +430,9 @@ class Watch:
         track.hanging = True
         self.alarms += 1
         details = [f"ddpdoctor jobs --hang {job.name}"]
-        if server := debug_server_of(job):
-            details.append(f"ddpdoctor jobs --hang --debug-server {server}")
+        if command := ask_its_server(hang_of(examination)):
+            # It tells of the ranks' flight recorders what stacks don't: a shape that differs.
+            details.append(command)
         away = (job.world_size or 0) - len(track.ranks)
         if away > 0:
             details.append(f"{plural(away, 'rank')} on other hosts can't be seen from here: watch there, too.")

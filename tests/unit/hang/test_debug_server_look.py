@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 
 from ddpdoctor.base.findings import FAIL, WARN, Finding, Severity
+from ddpdoctor.base.status_line import StatusLine
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.engine.examination import Examination
 from ddpdoctor.facts.hang import Hang
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.hang.debug_server.pages import ServerAddress
+from ddpdoctor.hang import examining
+from ddpdoctor.hang.debug_server.pages import NotServedError, ServerAddress
 from ddpdoctor.hang.debug_server.server_look import look_at_server
+from ddpdoctor.hang.examining import LONGEST_INQUIRY, NotExaminedError, examine_server
 from ddpdoctor.hang.flight_recorder.dump_format import parse_dump
 from ddpdoctor.hang.judging import judge_hang
 from ddpdoctor.hang.recorded_hang import record_of
@@ -260,3 +263,24 @@ def test_waits_are_followed_over_disjoint_groups(seed: int) -> None:
     assert expected is not None
     assert found is not None
     assert (found.sign, found.ranks, found.group) == (expected.sign, expected.ranks, expected.group)
+
+
+def test_how_long_it_may_take_fits_a_terminal_whatever_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[tuple[str, str]] = []
+
+    def status_line(text: Callable[[float], str], delay: float, once: str) -> StatusLine:
+        lines.append((text(999.0), once))
+        return StatusLine(text, delay)
+
+    async def look(address: ServerAddress, seconds: int) -> Hang:
+        raise NotServedError("nothing listens there")
+
+    monkeypatch.setattr(examining, "StatusLine", status_line)
+    monkeypatch.setattr(examining, "collect_facts", lambda *_: Snapshot(host="node01"))
+    monkeypatch.setattr(examining, "look_at_server", look)
+    address = ServerAddress("a-node-with-a-long-name.cluster.example", 25999)
+    with pytest.raises(NotExaminedError):
+        examine_server(address, catalogue())
+    [(shown, once)] = lines
+    assert len(shown) < 80
+    assert (LONGEST_INQUIRY in shown, LONGEST_INQUIRY in once, str(address) in once) == (True, True, True)

@@ -115,7 +115,7 @@ def test_an_alarm_that_could_not_be_given_is_given_by_the_next_look(monkeypatch:
         tried.append(1)
         if len(tried) == 1:
             raise ValueError("no examination")
-        return Examination(Snapshot(), NO_PLAN, ())
+        return Examination(Snapshot(hang=hang(own_server="localhost:25999")), NO_PLAN, ())
 
     async def look(watched: WatchedJob) -> None:
         if watched.track.hang_is_due():
@@ -123,7 +123,6 @@ def test_an_alarm_that_could_not_be_given_is_given_by_the_next_look(monkeypatch:
 
     monkeypatch.setattr(session, "examine_still_job", examine)
     monkeypatch.setattr(session, "who_lags", lambda _: ("rank 1 lags", (1,)))
-    monkeypatch.setattr(session, "debug_server_of", lambda _: "localhost:25999")
     monkeypatch.setattr(played.watch, "_look", look)
     played.round()
     assert played.watch.alarms == 0
