@@ -104,7 +104,7 @@ def _is_frozen(state: RankState, now: DeepLook) -> bool:
 def _movement(state: RankState, now: DeepLook, before: DeepLook | None, *, others_frozen: bool) -> Movement:
     watched = state.rank.watched
     if state.activity in (RankActivity.GONE, RankActivity.STOPPED):
-        return Movement("")
+        return STILL
     if watched is None or len(watched.looks) < 2:
         return Movement("whether it moved can't be told")
     pair = _pair(watched, state.number, now, before)

@@ -282,11 +282,7 @@ class Watch:
             return True
         if say and uid not in self._put_off:
             self._put_off.add(uid)
-            text = (
-                f"More than {MAX_TURNS} jobs of {user_name(uid)} need a closer look at the same time: the others are looked at later, "
-                f"so that other users' jobs are looked at in time, and a hang of theirs may be told later."
-            )
-            self._tell(Event(kind=EventKind.PROBLEM, job="", text=text))
+            self._tell(Event(kind=EventKind.PROBLEM, job="", text=put_off_words(uid)))
         return False
 
     async def _look_safely(self, watched: WatchedJob) -> None:
@@ -464,6 +460,14 @@ class Watch:
         doing = words_for(track.why[first.number], first.place)
         text = f"Job {watched.job.name}: {who} {verb} the others up for {seconds:.0f} s so far, {doing}."
         self._tell(Event(kind=EventKind.PAUSE, job=watched.job.name, text=one_line(text), seconds=seconds))
+
+
+def put_off_words(uid: int) -> str:
+    """Say that some jobs of a user must wait for their turn."""
+    return (
+        f"More than {MAX_TURNS} jobs of {user_name(uid)} need a closer look at the same time: the others are looked at later, "
+        f"so that other users' jobs are looked at in time, and a hang of theirs may be told later."
+    )
 
 
 def _failed_words(watched: WatchedJob, error: Exception) -> str:

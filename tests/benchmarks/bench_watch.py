@@ -7,7 +7,7 @@
 cost: processor time of the watch and of all that it starts, against the time that one core has, for each rank; of a job that moves, and of
 one that stands still. healthy: jobs of all speeds, with pauses of all kinds, each with a watch of its own; every alarm is a false one; a job or
 a watch that doesn't live to the end, or a look that fails, ends with exit code 1. faults:
-each is played by real ranks, and must be named; how soon is told.
+each is played by real ranks, and must be named, and in time; exit code 1 unless all are.
 """
 
 from __future__ import annotations
@@ -20,11 +20,23 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.benchmarks.measuring import print_table
-from tests.support.watched_jobs import ALARM, FAULTS, end, play, steps_done, training, wait_for, watch
+from tests.support.watched_jobs import (
+    ALARM,
+    FAULTS,
+    Played,
+    end,
+    latest_seconds,
+    play,
+    steps_done,
+    training,
+    wait_for,
+    watch,
+)
 
 AT_ONCE = 4
 """Faults that are played at the same time."""
@@ -180,18 +192,25 @@ def healthy(options: argparse.Namespace, folder: Path) -> int:
 # --- faults -----------------------------------------------------------------------------------------------------------------
 
 
-def faults(options: argparse.Namespace, folder: Path) -> None:
+def faults(options: argparse.Namespace, folder: Path) -> int:
     """Play the faults, some at a time."""
     names = options.only or list(FAULTS)
     with ThreadPoolExecutor(AT_ONCE) as pool:
         played = list(pool.map(lambda name: play(name, folder, options.confirm, options.every), names))
+    return tell(played, options.confirm, markdown=options.markdown)
+
+
+def tell(played: Sequence[Played], confirm: float, *, markdown: bool) -> int:
+    """Print what came of the faults; 1 unless all were named, and in time."""
     rows: list[tuple[str, ...]] = [("fault", "named", "after, in times of confirmation", "said")]
     for fault in played:
         named = "yes" if fault.is_named else "no"
-        rows.append((fault.name, named, f"{fault.after / options.confirm:.2f}", fault.said.partition(": ")[2]))
-    print_table(rows, markdown=options.markdown)
-    in_time = sum(fault.is_in_time for fault in played)
-    print(f"{sum(fault.is_named for fault in played)} of {len(played)} named, {in_time} in time")
+        rows.append((fault.name, named, f"{fault.after / confirm:.2f}", fault.said.partition(": ")[2]))
+    print_table(rows, markdown=markdown)
+    named, in_time = (sum(map(attrgetter(what), played)) for what in ("is_named", "is_in_time"))
+    bound = f"{confirm:g} to {latest_seconds(confirm):g} s after the fault"
+    print(f"{named} of {len(played)} named, {in_time} in time ({bound})")
+    return 0 if named == in_time == len(played) else 1
 
 
 def main() -> int:
@@ -205,6 +224,9 @@ def main() -> int:
     parser.add_argument("--keep", help="folder for what the jobs and watches wrote; else it is lost")
     parser.add_argument("--markdown", action="store_true", help="as the table of its page")
     options = parser.parse_args()
+    known = {"healthy": HEALTHY, "faults": FAULTS}.get(options.what, {})
+    if unknown := [name for name in options.only or () if name not in known]:
+        parser.error(f"--only: {options.what} has no {', '.join(unknown)}; it has {'; '.join(known) or 'none'}")
     with ExitStack() as stack:
         folder = Path(options.keep or stack.enter_context(tempfile.TemporaryDirectory()))
         if options.what == "healthy":
@@ -218,7 +240,7 @@ def main() -> int:
         elif options.what == "faults":
             options.confirm = options.confirm or 12.0
             options.every = options.every or 1.0
-            faults(options, folder)
+            return faults(options, folder)
     return 0
 
 

@@ -58,6 +58,11 @@ LATEST_SECONDS = 30.0
 """So many times of confirmation after the fault, and so many seconds more for looks on a busy host, the alarm must have come."""
 
 
+def latest_seconds(confirm: float) -> float:
+    """So long after the fault the alarm must have come."""
+    return LATEST_TIMES * confirm + LATEST_SECONDS
+
+
 @contextmanager
 def training(
     folder: Path, wish: Mapping[str, Any], ranks: int = 2, **settings: str
@@ -152,7 +157,7 @@ class Played(NamedTuple):
     @property
     def is_in_time(self) -> bool:
         """Whether it was told neither before nothing had moved for the time of confirmation, nor long after."""
-        return self.confirm <= self.after <= LATEST_TIMES * self.confirm + LATEST_SECONDS
+        return self.confirm <= self.after <= latest_seconds(self.confirm)
 
 
 def play(name: str, folder: Path, confirm: float, every: float) -> Played:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.base.private_folders import state_folder
 from ddpdoctor.watching import evidence_folder
 from ddpdoctor.watching.evidence_folder import prepare, write_evidence
 from tests.support.other_users import User, shared_folder
@@ -39,9 +38,7 @@ def test_nothing_is_overwritten_and_no_link_followed(tmp_path: Path, monkeypatch
     assert (tmp_path / "1-20260101-000000-1" / "report.md").read_text() == "of another alarm"
 
 
-def test_the_default_is_the_users_own(tmp_path: Path) -> None:
-    assert state_folder({"XDG_STATE_HOME": "/state"}) == Path("/state/ddpdoctor")
-    assert state_folder({"XDG_STATE_HOME": "none", "HOME": "/home/ada"}) == Path("/home/ada/.local/state/ddpdoctor")
+def test_it_is_made_with_those_above_it(tmp_path: Path) -> None:
     prepare(tmp_path / "new" / "folder")
     assert list((tmp_path / "new" / "folder").iterdir()) == []
 
