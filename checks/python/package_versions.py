@@ -70,7 +70,7 @@ def _finding(log: Log, raised: LoggedException, mismatch: VersionMismatch) -> Fi
     if frame and frame != raised.own:
         code = f": {frame.code}" if frame.code else ""
         said.insert(0, Evidence(f"{frame.path}:{frame.line}, in {frame.function}{code}", where(log, raised.began)))
-    if frame and mismatch.sought:
+    if frame and mismatch.sought and not mismatch.asked:
         source = (
             Fix(
                 f"See which package {mismatch.sought} is of: this file imports it",
@@ -82,7 +82,7 @@ def _finding(log: Log, raised: LoggedException, mismatch: VersionMismatch) -> Fi
         said,
         source,
         _see(python, mismatch.packages),
-        _install(python, mismatch.packages),
+        _fit(python, mismatch),
         cause=mismatch.cause,
         rank=raised.line.rank,
     )
@@ -94,6 +94,28 @@ def _see(python: str, packages: Sequence[str]) -> Fix:
         "See which releases the job's Python has, and which requirements are broken",
         (*named, shlex.join((python, "-m", "pip", "check"))),
     )
+
+
+def _fit(python: str, mismatch: VersionMismatch) -> tuple[Fix, ...]:
+    """Say of each side for which case its upgrade is; of the newest of both, where both are known."""
+    asker, asked = mismatch.asker, mismatch.asked
+    if not asker:
+        return (_install(python, mismatch.packages),)
+    other = asked or "the other package"
+    return (
+        _upgrade(python, asked, f"Where {other} is too old, and doesn't have it yet: upgrade that"),
+        _upgrade(
+            python,
+            asker,
+            f"Where {asker} is too old, and wants what newer releases of {other} no longer have: upgrade {asker}",
+        ),
+        *((_install(python, (asker, asked)),) if asked else ()),
+    )
+
+
+def _upgrade(python: str, package: str, why: str) -> Fix:
+    known = package in PACKAGES and package != "torch"
+    return Fix(why, (shlex.join((python, "-m", "pip", "install", "--upgrade", PACKAGES[package])),) if known else ())
 
 
 def _install(python: str, packages: Sequence[str]) -> Fix:

@@ -7,7 +7,7 @@ the script explains: that package was written for another release of the other o
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from sys import stdlib_module_names
 from typing import Final
 
@@ -22,13 +22,16 @@ from ddpdoctor.logs.exceptions import is_of_library, package_of, short_name, wit
 class VersionMismatch(msgspec.Struct, frozen=True, kw_only=True):
     """Two things of different versions.
 
-    sure: nothing of the script's can be the reason. packages: whose releases are to be looked at, as they are imported. frame: the
-    call that met it. sought: a name in that frame's file that tells which package it is of.
+    sure: nothing of the script's can be the reason. packages: whose releases are to be looked at, as they are imported; asker, asked: the
+    two of them of which either may be the older one; "" where that one isn't known, or there are no two sides. frame: the call that met
+    it. sought: a name in that frame's file that tells which package it is of.
     """
 
     summary: str
     cause: str
     packages: tuple[str, ...]
+    asker: str = ""
+    asked: str = ""
     sure: bool = False
     frame: LogFrame | None = None
     sought: str = ""
@@ -73,6 +76,8 @@ def _of_call(raised: LoggedException) -> VersionMismatch | None:
     while frames and package_of(frames[-1].path) and _HANDED_ON.search(frames[-1].code):
         if passes and passes.search(frames[-1].code):
             break
+        if _provider(_class_called(frames[-1].code), package_of(frames[-1].path)):
+            break  # What it hands to a class of another package, it mostly has put together itself.
         frames.pop()
     inner = raised.frames[len(frames) :]
     caller = frames[-1] if frames else None
@@ -80,31 +85,68 @@ def _of_call(raised: LoggedException) -> VersionMismatch | None:
     said_by_script = bool(passes and raised.own and passes.search(raised.own.code))
     if caller is None or not package:
         return None if said_by_script else _from_a_file(what, keyword, inner)
-    own_choice, fits = _called(what, caller.code)
+    own_choice, fits, imported = _called(what, caller.code)
     explicit = bool(passes and passes.search(caller.code))
     by_module = bool(inner) and with_slashes(inner[0].path).endswith(_CARRIER) and caller.code.endswith("(")
-    sure = own_choice and not inner and not said_by_script and (explicit or _is_class(what, caller.code))
+    sure = (
+        own_choice
+        and not inner
+        and not said_by_script
+        and (explicit or (_is_class(what, caller.code) and not _HANDED_ON.search(caller.code)))
+    )
     if not sure and (package == _TORCH or not (explicit or fits or by_module)):
         return None
-    how = f"an argument '{keyword}' that it doesn't take" if keyword else "other arguments than it takes"
     shown = what.removesuffix(f".{_INIT}") if what != _INIT else _class_called(caller.code)
+    short = shown.rpartition(".")[2]
+    how = (
+        f"an argument '{keyword}', which {short}() doesn't take" if keyword else f"other arguments than {short}() takes"
+    )
+    asked = _provider(imported, package, inner)
     return VersionMismatch(
-        summary=f"{package} calls {shown}() with {how}: versions don't fit",
-        cause=f"The call stands in {package}'s own code, which was written for another release of the package that {shown}() is of."
+        summary=f"{package} calls {shown}() with {how}: {_unfit(package, asked)}",
+        cause=f"The call stands in {package}'s own code, which was written for another release of {asked or f'the package that {shown}() is of'}."
         + (
             ""
             if sure
             else f" Unless it is a function or class of your own, which {package} calls: then that is to take these arguments."
         ),
-        packages=(package,),
+        packages=(package, asked) if asked else _all_of(raised),
+        asker=package,
+        asked=asked,
         sure=sure,
         frame=caller,
-        sought=shown.rpartition(".")[2] if fits else "",
+        sought=imported if fits or what.startswith(f"{imported}.") else "",
     )
 
 
-def _called(what: str, code: str) -> tuple[bool, bool]:
-    """(a function or class that the code names itself, it names that one at all)."""
+_CLASSES: Final = {
+    "Accelerator": "accelerate", "AcceleratorState": "accelerate", "DataLoaderConfiguration": "accelerate", "PartialState": "accelerate",
+    "FullyShardedDataParallelPlugin": "accelerate", "GradientAccumulationPlugin": "accelerate", "DeepSpeedPlugin": "accelerate",
+    "HfApi": "huggingface_hub", "InferenceClient": "huggingface_hub", "LoraConfig": "peft", "PeftModel": "peft", "LoraModel": "peft",
+    "PreTrainedModel": "transformers", "PretrainedConfig": "transformers", "TrainingArguments": "transformers",
+    "BitsAndBytesConfig": "transformers", "DataLoader": "torch", "DistributedDataParallel": "torch", "DeepSpeedEngine": "deepspeed",
+}  # fmt: skip
+"""Public classes that other packages call, by what they are imported from."""
+
+
+def _provider(name: str, caller: str, inner: Sequence[LogFrame] = ()) -> str:
+    """Name the package, another than the caller's, that a called class is of: by its own frame, or by the class; "" where that isn't known."""
+    by_frame = (package_of(frame.path) for frame in inner)
+    known = next((package for package in by_frame if package not in ("", _TORCH, caller)), _CLASSES.get(name, ""))
+    return "" if known == caller else known
+
+
+def _unfit(asker: str, asked: str) -> str:
+    return f"{asker} and {asked} don't fit" if asked else "versions don't fit"
+
+
+def _all_of(raised: LoggedException) -> tuple[str, ...]:
+    """The packages that a traceback goes through, the innermost first."""
+    return tuple(dict.fromkeys(package for frame in reversed(raised.frames) if (package := package_of(frame.path))))
+
+
+def _called(what: str, code: str) -> tuple[bool, bool, str]:
+    """(a function or class that the code names itself, it names that one at all, what a file imports to call it)."""
     class_or_function = what.removesuffix(_INIT).rstrip(".").rpartition(".")[2]
     calls = [
         call
@@ -113,7 +155,11 @@ def _called(what: str, code: str) -> tuple[bool, bool]:
     ]
     by_super = what.endswith(_INIT) and f").{_INIT}(" in code
     own_choice = any(_is_own_choice(call["owner"], call["name"]) for call in calls)
-    return own_choice, bool(calls) or by_super
+    owner = next((call["owner"].partition(".")[0] for call in calls), "")
+    kind = class_or_function if what.endswith(_INIT) else what.rpartition(".")[0].rpartition(".")[2]
+    by_object = owner in ("self", "cls") or (bool(owner) and not own_choice)
+    imported = kind or (_class_called(code) if what == _INIT else "" if by_object else owner or class_or_function)
+    return own_choice, bool(calls) or by_super, "" if imported == _INIT else imported
 
 
 _GIVEN: Final = compile_lazily(
@@ -144,7 +190,7 @@ def _from_a_file(what: str, keyword: str, inner: tuple[LogFrame, ...]) -> Versio
     package = package_of(inner[-1].path)
     shown = what.removesuffix(f".{_INIT}") if what != _INIT else "a class of its own"
     return VersionMismatch(
-        summary=f"{package} builds {shown} with an argument '{keyword}' that it doesn't take: it is of another version than what gives it that",
+        summary=f"{package} builds {shown} with an argument '{keyword}', which {shown} doesn't take: {package} is of another version than what gives it that",
         cause=f"The script's line doesn't name '{keyword}': it mostly comes from a file (a configuration, an adapter) that a newer {package} wrote.",
         packages=(package,),
         frame=inner[-1],
@@ -190,11 +236,14 @@ def _of_attribute(raised: LoggedException) -> VersionMismatch | None:
     else:
         return None
     kind, name = found["kind"], found["name"]
+    asked = _provider(kind, package)
     own = f"Unless {kind} is a class of your own, which lacks it, or not the one that belongs there."
     return VersionMismatch(
-        summary=f"{whose} {kind} for {name}, which it hasn't got: versions don't fit",
-        cause=f"{package or 'The script'} was written for another release of the package that {kind} is of. {own}",
-        packages=(package,) if package else (),
+        summary=f"{whose} {kind} for {name}, which {kind} hasn't got: {_unfit(package or 'the script', asked)}",
+        cause=f"{package or 'The script'} was written for another release of {asked or f'the package that {kind} is of'}. {own}",
+        packages=tuple(each for each in (package, asked) if each) if asked or not package else _all_of(raised),
+        asker=package,
+        asked=asked,
         frame=asker,
         sought=kind if f"{kind}." in asker.code else "",
     )
@@ -225,6 +274,8 @@ def _lacks(
         cause=f"{whose} was written for another release of {name}."
         + ("" if package and itself and not of_python else hidden),
         packages=tuple(each for each in (package, "" if of_python else other) if each),
+        asker="" if of_python else package,
+        asked="" if of_python else other,
         sure=bool(package) and itself and not of_python,
         frame=asker,
     )
@@ -279,6 +330,8 @@ def _of_source_trees(what: str, module: str, path: str, importer: LogFrame, pack
         cause=f"{package or importer.path} was written for another release of {other} than the one that lies in {tree}; or what lies there is "
         "something else of that name, which hides the package that is meant.",
         packages=tuple(each for each in (package, other) if each),
+        asker=package,
+        asked=other,
         frame=importer,
     )
 

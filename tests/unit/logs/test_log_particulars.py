@@ -203,3 +203,20 @@ def test_what_torch_sees_is_asked_of_the_python_that_ran() -> None:
         "nvidia-smi",
     ]
     assert all(";" not in command for command in see.commands[1:])
+
+
+def test_of_two_packages_each_upgrade_says_for_which_case_it_is() -> None:
+    finding = found("package-version-mismatch/sick-method-of-a-known-class", "package-version-mismatch")
+    assert "which clip_grad_norm_() doesn't take: transformers and accelerate don't fit" in finding.summary
+    assert "grep -iE 'transformers|accelerate'" in commands(finding)
+    cases = {fix.text.partition(" is too old")[0]: fix.commands for fix in finding.fixes if "too old" in fix.text}
+    assert cases["Where accelerate"][0].endswith("--upgrade accelerate")
+    assert cases["Where transformers"][0].endswith("--upgrade transformers")
+
+
+def test_a_called_package_that_isnt_known_is_looked_for_by_what_is_imported() -> None:
+    finding = found("package-version-mismatch/sick-keyword-between-packages", "package-version-mismatch")
+    assert "grep -nw MetricLogger " in commands(finding)
+    assert "--upgrade" not in commands(finding)
+    lightning = found("package-version-mismatch/sick-script-of-older-release", "package-version-mismatch")
+    assert "transformers" not in lightning.summary
