@@ -128,11 +128,10 @@ TRAINING = r"(?:\S*python|pt_|torchrun|ray::|deepspeed|accelerate|srun|slurmstep
 """How the names of processes begin that train, or start those that do."""
 
 
+_SLURM: Final = "srun"
+_OF_SLURM: Final = compile_lazily(r"\b(?:srun|slurmstepd\S*): error: ")
+_SLURM_JOB: Final = compile_lazily(r"\bStepId=(\d+)|\*\*\* (?:STEP|JOB) (\d+)|\bin step (\d+)\.")
 _WHOEVER_RUNS_IT: Final = {
-    "srun": Fix(
-        "Ask Slurm: OUT_OF_MEMORY is the job's limit, CANCELLED or TIMEOUT somebody who ended it",
-        ("sacct -j JOBID --format=JobID,State,ExitCode,MaxRSS,ReqMem",),
-    ),
     "kubernetes": Fix(
         "Ask Kubernetes: OOMKilled is the container's limit, Evicted the node's memory", ("kubectl describe pod POD",)
     ),
@@ -145,18 +144,39 @@ _WHOEVER_RUNS_IT: Final = {
 
 def _who_killed(seen: Sequence[SignMatch], log: Log) -> Particulars:
     """Of a mere signal ask who may have sent it: a scheduler has its own limits, and ends what goes on for too long."""
-    if any(match.role is SignRole.NAMES for match in seen):
+    tellers = (log.launcher, *(end.said_by for end in log.exited))
+    of_slurm = _SLURM in tellers or any(_OF_SLURM.search(match.line.text) for match in seen)
+    named = any(match.role is SignRole.NAMES for match in seen)
+    if named and not of_slurm:
         return Particulars()
-    told = [
-        fix for name, fix in _WHOEVER_RUNS_IT.items() if name in (log.launcher, *(end.said_by for end in log.exited))
-    ]
-    lazily = Fix(
-        "Load lazily (`mmap=True`, memory-mapped data), use fewer workers, or raise the limit: Slurm `--mem`, Docker `--memory`"
-    )
+    job = _job_of_slurm(seen, log)
+    others = [fix for name, fix in _WHOEVER_RUNS_IT.items() if name in tellers]
+    limit = "Slurm `--mem`" if of_slurm else "Slurm `--mem`, Docker `--memory`"
     return Particulars(
-        fixes=(lazily, *told),
-        cause="Mostly memory ran out: the host's, or the container's or job's limit. Else somebody ended it: a person with `kill -9`,"
+        fixes=(
+            Fix(f"Load lazily (`mmap=True`, memory-mapped data), use fewer workers, or raise the limit: {limit}"),
+            *([_ask_slurm(job)] if of_slurm else others),
+        ),
+        decided=of_slurm and bool(job),
+        cause="The job took more memory than Slurm gave it, or than the node has: a data set or model that each rank loads, too many"
+        " DataLoader workers, or a limit that is too small."
+        if named
+        else "Mostly memory ran out: the host's, or the container's or job's limit. Else somebody ended it: a person with `kill -9`,"
         " the scheduler at a limit, the container's runtime. A process that is killed so can't say a word.",
+    )
+
+
+def _job_of_slurm(seen: Sequence[SignMatch], log: Log) -> str:
+    """The job's id in Slurm's own words; "" where they don't name it."""
+    said = (line.text for line in (*(match.line for match in seen), *log.errors, *(last.line for last in log.last)))
+    return next((found[found.lastindex or 0] for text in said if (found := _SLURM_JOB.search(text))), "")
+
+
+def _ask_slurm(job: str) -> Fix:
+    return Fix(
+        "Ask Slurm what each step took (MaxRSS) and was given (ReqMem): State OUT_OF_MEMORY is the job's limit, CANCELLED or"
+        " TIMEOUT somebody who ended it",
+        (f"sacct -j {job or 'JOBID'} --format=JobID,MaxRSS,ReqMem,State",),
     )
 
 

@@ -25,6 +25,7 @@ from ddpdoctor.knowledge.launchers import current_launch, number
 from ddpdoctor.knowledge.network_fixes import intent
 from ddpdoctor.knowledge.privileges import by_root
 from ddpdoctor.knowledge.python_commands import in_target_python
+from ddpdoctor.logs.analyze.deciding_commands import host_named
 from ddpdoctor.logs.analyze.sightings import word
 from ddpdoctor.network_check.analysis.way_to_master import another_port, who_listens
 from ddpdoctor.processes.gpu_holders_words import end_leftovers, why_left
@@ -39,6 +40,11 @@ PORTS_A_RANK = 64
 """Listeners and connections of one rank: gloo, and per NCCL communicator bootstrap, proxy, P2P, RAS and its channels."""
 
 
+WHERE_A_PORT_IS_SET: Final = (
+    "`torchrun --master-port` (on one node `--standalone`), `accelerate launch --main_process_port`,"
+    " `deepspeed --master_port`, MASTER_PORT for what python, srun or mpirun starts"
+)
+NOT_PERMITTED: Final = ("EACCES", "errno: 13", "Permission denied")
 STORE_PORT: Final = 29500
 """Everybody's default."""
 LOWEST_PORT: Final = 1024
@@ -47,15 +53,21 @@ HIGHEST_PORT: Final = 65535
 
 
 def _port_of_log(seen: Sequence[SignMatch], log: Log) -> Particulars:
-    """Advise by the launcher that the log is of; without one the page does."""
-    port = number(word(seen, "port")) or STORE_PORT
+    """Have the holder named first, and advise by the launcher that the log is of. Nobody holds a port that is root's."""
+    said = number(word(seen, "port"))
+    port = said or STORE_PORT
     launcher = ACCELERATE if any("Tried to launch" in match.sign for match in seen) else launcher_of_log(log)
     command, beside = with_port(launcher, str(port + 1 if LOWEST_PORT <= port < HIGHEST_PORT else STORE_PORT))
-    if not command:
-        return Particulars()
-    note = f" ({beside})" if beside else ""
-    text = f"End what holds the port, or take another one, the same on all nodes{note}"
-    return Particulars(fixes=(Fix(text, (command,)),))
+    note = f" ({beside})" if beside else "" if command else f": {WHERE_A_PORT_IS_SET}"
+    text, commands = f"ake another port, the same on all nodes{note}", (command,) if command else ()
+    if port < LOWEST_PORT or any(refusal in match.line.text for match in seen for refusal in NOT_PERMITTED):
+        return Particulars(fixes=(Fix(f"T{text}", commands),))
+    host = next((match.line.host for match in seen if match.line.host), "")
+    ask = Fix(
+        f"End what holds the port{f' on {host_named(host)}' if host else ''}: this names the process, and how to end it",
+        (f"{f'MASTER_PORT={said} ' if said else ''}ddpdoctor check --select port-in-use",),
+    )
+    return Particulars(fixes=(ask, Fix(f"Or t{text}", commands)), decided=True)
 
 
 @check(

@@ -3,26 +3,56 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix, Owner, Severity
 from ddpdoctor.base.text import listed
 from ddpdoctor.base.unknown import Maybe, Unknown, if_known, known, known_or
 from ddpdoctor.checks.network.interfaces import INTERNAL, has_nccl, named, needs_nccl
-from ddpdoctor.engine.registry import check, judged_apart, required, requires
+from ddpdoctor.engine.log_traits import Particulars
+from ddpdoctor.engine.registry import LogTraits, check, judged_apart, required, requires
+from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.facts.network import Interface, Network, Resolution
 from ddpdoctor.facts.snapshot import Environment, Fleet, Meeting, Nccl, Torch
 from ddpdoctor.knowledge.interface_choice import FELL_BACK, as_address, interface_with, nccl_ifname_counts
 from ddpdoctor.knowledge.job_intent import ONE_NODE, is_loopback, several_nodes, way_to_the_others
 from ddpdoctor.knowledge.network_fixes import addresses, hosts_fix, intent, interface_settings, resolved
 from ddpdoctor.knowledge.node_words import own_node
+from ddpdoctor.logs.analyze.sightings import word
 from ddpdoctor.network_check.analysis.tried_addresses import Tried, Unreached, tried, unreached
 
 NO_WAY = "no route leads out of this host"
+OWN_BRIDGES: Final = {
+    "172.17.0.1": "Docker's own default bridge (docker0)",
+    "192.168.122.1": "libvirt's own default bridge (virbr0)",
+}
+"""By the address that they have on every host."""
 
 
-@check("nccl-wrong-interface", severity=FAIL, owner=Owner.USER)
+def _offered(seen: Sequence[SignMatch], _log: Log) -> Particulars:
+    """Say whose address it is that the log names, and where the name of an interface is to be had."""
+    address = word(seen, "address")
+    bridge = OWN_BRIDGES.get(address, "")
+    return Particulars(
+        cause=f"{address} is the address of {bridge}, the same on every host that has one. It leads to no other node, and yet a rank"
+        " told the others to reach it there."
+        if bridge
+        else "",
+        fixes=(
+            Fix(
+                "See the names of the interfaces and their addresses: which one leads to the other nodes?",
+                ("ip -br addr",),
+            ),
+            Fix(
+                "Have NCCL take that one on each node: the second `=` makes NAME the exact name rather than a prefix",
+                ("export NCCL_SOCKET_IFNAME==NAME",),
+            ),
+        ),
+    )
+
+
+@check("nccl-wrong-interface", severity=FAIL, owner=Owner.USER, log=LogTraits(particulars=_offered))
 def nccl_wrong_interface(
     nccl: Nccl, network: Network, environment: Environment, torch: Maybe[Torch], fleet: Fleet, meeting: Meeting
 ) -> Iterator[Finding]:

@@ -19,6 +19,8 @@ class Particulars(NamedTuple):
     cause: str = ""
     of_everybody: bool = False
     """The summary holds wherever it is asked, so that it isn't told who says it."""
+    decided: bool = False
+    """One of the fixes shows what it is like now: no further command is to."""
 
 
 class LogTraits(msgspec.Struct, frozen=True, kw_only=True):

@@ -230,7 +230,7 @@ def _composed(suspect: Suspect, check: Check, log: Log, held: HostCheck | None) 
         rank_and_host = ("" if speaker.rank is None else f"rank {speaker.rank}", speaker.host)
         title = f"{title}, says {' on '.join(filter(None, rank_and_host))}"
     fixes = own.fixes or (Fix(" ".join(check.section("Fix").split()).removesuffix(".")),)
-    decide = deciding(check, seen, log, sure=suspect.sure)
+    decide = None if own.decided else deciding(check, seen, log, sure=suspect.sure)
     return Finding(clip(title), own.cause, evidence, (*fixes, decide) if decide else fixes, rank=rank)
 
 

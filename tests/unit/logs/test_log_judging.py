@@ -204,7 +204,7 @@ def test_the_port_that_the_log_names_is_looked_at_and_not_the_shells() -> None:
     assert settings_of(taken, {"PET_RDZV_ENDPOINT": "node0:29655"}, catalogue()) == {}
     assert settings_of(shm_log(), {}, catalogue()) == {}
     (opinion,) = judge_log(taken, catalogue()).opinions
-    assert opinion.finding.fixes[-1].commands == ("MASTER_PORT=29655 ddpdoctor check --select port-in-use",)
+    assert opinion.finding.fixes[0].commands == ("MASTER_PORT=29655 ddpdoctor check --select port-in-use",)
     met = "[c10d] The client socket has timed out after 6000ms while trying to connect to (node0, 29783)."
     assert settings_of(read(f"{met}\n"), {"MASTER_PORT": "29783"}, catalogue()) == NO_OTHER | {
         "MASTER_ADDR": "node0",

@@ -220,3 +220,27 @@ def test_a_called_package_that_isnt_known_is_looked_for_by_what_is_imported() ->
     assert "--upgrade" not in commands(finding)
     lightning = found("package-version-mismatch/sick-script-of-older-release", "package-version-mismatch")
     assert "transformers" not in lightning.summary
+
+
+def test_who_holds_a_port_is_named_first() -> None:
+    taken = found("port-in-use/sick-torch-2.3", "port-in-use")
+    assert taken.fixes[0].commands == ("MASTER_PORT=29500 ddpdoctor check --select port-in-use",)
+    assert [fix.commands for fix in taken.fixes[1:]] == [("torchrun --master-port 29501 ...",)]
+    private = found("port-in-use/sick-privileged", "port-in-use")
+    assert private.fixes[0].text.startswith("Take another port")
+
+
+@pytest.mark.parametrize(
+    ("name", "job"), [("sick-srun-task", "4711"), ("sick-slurm", "512233"), ("sick-slurm-batch-step", "60717")]
+)
+def test_slurm_is_asked_of_the_job_that_the_log_names(name: str, job: str) -> None:
+    killed = found(f"host-oom-killed/{name}", "host-oom-killed")
+    assert killed.fixes[-1].commands == (f"sacct -j {job} --format=JobID,MaxRSS,ReqMem,State",)
+    assert "Docker" not in str(killed)
+    assert "container" not in str(killed)
+
+
+def test_dockers_own_bridge_is_called_so() -> None:
+    wrong = found("nccl-wrong-interface/sick-docker0-2.27", "nccl-wrong-interface")
+    assert wrong.cause.startswith("172.17.0.1 is the address of Docker's own default bridge (docker0)")
+    assert wrong.fixes[0].commands == ("ip -br addr",)
