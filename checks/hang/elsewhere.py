@@ -19,8 +19,9 @@ from ddpdoctor.knowledge.hang_causes import HangCause
 from ddpdoctor.knowledge.torch_frames import PlaceKind, file_line, where, worker_place
 from ddpdoctor.processes.jobs import lone_setting
 
+SLEEPS = "It sleeps."
 WAITS_IN = {
-    "hrtimer_nanosleep": "It sleeps.",
+    "hrtimer_nanosleep": SLEEPS,
     "wait_woken": "It waits for somebody at a terminal (input(), a question), or for a socket.",
     "pipe_read": "It reads from a pipe: what another process is to write.",
     "anon_pipe_read": "It reads from a pipe: what another process is to write.",
@@ -165,7 +166,7 @@ def slow_rank0_timeout(found: HangVerdict, hang: Hang) -> Finding:
 
 @hang_check("rank-busy-outside-collectives", HangCause.BUSY, owner=Owner.USER)
 def rank_busy_outside_collectives(found: HangVerdict, hang: Hang) -> Finding:
-    """A rank does something else while the others wait for it.
+    """A rank is elsewhere, at work or asleep, while the others wait for it.
 
     ## What breaks
     All others wait in a collective until the group's timeout ends the job, with a message that names their collective and
@@ -179,7 +180,8 @@ def rank_busy_outside_collectives(found: HangVerdict, hang: Hang) -> Finding:
     Look at the line that is named. What one rank does alone must be short, or be done before the training.
     """
     who = named(found.culprits, hang)
-    does = ("is busy", "are busy") if found.moving else ("stands", "stand")
+    asleep = _what_it_waits_for(found.culprits[0]) == SLEEPS
+    does = ("is busy", "are busy") if found.moving else ("sleeps", "sleep") if asleep else ("stands", "stand")
     moving = "It made progress between the two looks."
     used = (
         "whether it computes there, a debug server doesn't tell" if hang.server else "and used no processor in between"

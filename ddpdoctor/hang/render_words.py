@@ -307,9 +307,10 @@ def advice(examination: Examination) -> str:
     command = look_again(hang, seconds)
     if examination.verdict is not Verdict.WARN:
         return f"A step may take longer than that; to look longer: {command}"
+    warns = "A slow step looks the same, so this is only a warning: the exit code is 0, or 1 with --strict."
     if hang.server:
-        return f"A slow step looks the same: exit code 0, or 1 with --strict. To look longer: {command}"
-    return f"A slow step looks the same: exit code 0, or 1 with --strict. If still for {STALL_SECONDS:.0f} s, it fails: {command}"
+        return f"{warns} To look longer: {command}"
+    return f"{warns} If nothing moves for {seconds} s, it is a failure; to look for so long: {command}"
 
 
 def outcome(examination: Examination) -> str:

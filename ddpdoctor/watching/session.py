@@ -425,7 +425,7 @@ class Watch:
         # Not before: where something has failed until here, the next look tries again.
         track.hanging = True
         self.alarms += 1
-        details = [f"ddpdoctor jobs --hang {job.name}"]
+        details = ["Look closer:", f"ddpdoctor jobs --hang {job.name}"]
         if command := ask_its_server(hang_of(examination)):
             # It tells of the ranks' flight recorders what stacks don't: a shape that differs.
             details.append(command)

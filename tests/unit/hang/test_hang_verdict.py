@@ -193,6 +193,7 @@ def test_the_kernel_tells_what_code_in_c_waits_for(waits_in: str, words: str) ->
     snapshot = Snapshot(hang=hang(rank(0, collective()), rank(1, own(), waits_in=waits_in)))
     (result,) = diagnose(snapshot, plan_for(snapshot), [find_check("rank-busy-outside-collectives")])
     assert words in result.findings[0].cause
+    assert result.findings[0].summary.startswith("rank 1 sleeps in " if "sleeps" in words else "rank 1 stands in ")
 
 
 def test_at_the_end_of_python_the_thread_that_does_not_end_is_shown() -> None:

@@ -132,7 +132,11 @@ def test_an_alarm_that_could_not_be_given_is_given_by_the_next_look(monkeypatch:
     played.round()
     assert played.watch.alarms == len(played.sounded) == len(played.texts(EventKind.HANG)) == 1
     [alarm] = (event for event in played.told if event.kind is EventKind.HANG)
-    assert alarm.details == ("ddpdoctor jobs --hang 100", "ddpdoctor jobs --hang --debug-server localhost:25999")
+    assert alarm.details == (
+        "Look closer:",
+        "ddpdoctor jobs --hang 100",
+        "ddpdoctor jobs --hang --debug-server localhost:25999",
+    )
 
 
 @pytest.mark.parametrize(("later", "alarms"), [(100, 1), (101, 0)], ids=["stands", "goes on"])
