@@ -11,7 +11,8 @@ from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.text import listed
 from ddpdoctor.base.unknown import Maybe, Unknown, known, known_or
 from ddpdoctor.checks.shared_fixes import distribution_of, install_package, is_debian
-from ddpdoctor.engine.registry import check, required, requires
+from ddpdoctor.checks.torch.cxx_libraries import which_is_too_old
+from ddpdoctor.engine.registry import LogTraits, check, required, requires
 from ddpdoctor.facts.snapshot import Container, Extensions, Libraries, Machine, Packages, TargetPython, Torch
 from ddpdoctor.knowledge.cuda_stack import import_broken, pin_of, reinstall, without_folder
 from ddpdoctor.knowledge.evidence import told, torch_version
@@ -125,7 +126,7 @@ def _bring(missing: list[str], torch: Torch, packages: Maybe[Packages], target_p
     return Fix("Install torch again, with all that it requires", (again,))
 
 
-@check("glibcxx-too-old", severity=FAIL, owner=Owner.USER)
+@check("glibcxx-too-old", severity=FAIL, owner=Owner.USER, log=LogTraits(particulars=which_is_too_old))
 def glibcxx_too_old(
     torch: Torch, libraries: Libraries, target_python: TargetPython, extensions: Maybe[Extensions]
 ) -> Iterator[Finding]:

@@ -244,3 +244,23 @@ def test_dockers_own_bridge_is_called_so() -> None:
     wrong = found("nccl-wrong-interface/sick-docker0-2.27", "nccl-wrong-interface")
     assert wrong.cause.startswith("172.17.0.1 is the address of Docker's own default bridge (docker0)")
     assert wrong.fixes[0].commands == ("ip -br addr",)
+
+
+@pytest.mark.parametrize(
+    ("name", "taken", "command"),
+    [
+        ("sick-system-for-conda", "/usr/lib64/libstdc++.so.6", "export LD_LIBRARY_PATH=/opt/miniforge3/envs/bert/lib:"),
+        (
+            "sick-conda-for-extension",
+            "/home/ada/mambaforge/envs/llm/lib/libstdc++.so.6",
+            "conda install -p /home/ada/mambaforge/envs/llm -c conda-forge 'libstdcxx-ng>=13'",
+        ),
+        ("sick-folder-of-a-program", "/srv/tools/sim/lib/libstdc++.so.6", "grep -vx /srv/tools/sim/lib "),
+        ("sick-extension", "/lib/x86_64-linux-gnu/libstdc++.so.6", "sort -Vu"),
+    ],
+)
+def test_the_cxx_library_that_was_taken_decides_the_command(name: str, taken: str, command: str) -> None:
+    finding = found(f"glibcxx-too-old/{name}", "glibcxx-too-old")
+    assert f"{taken} doesn't have" in finding.summary
+    assert command in commands(finding)
+    assert ("conda install" in commands(finding)) == ("conda" in name)
