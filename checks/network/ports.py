@@ -25,8 +25,7 @@ from ddpdoctor.knowledge.launchers import current_launch, number
 from ddpdoctor.knowledge.network_fixes import intent
 from ddpdoctor.knowledge.privileges import by_root
 from ddpdoctor.knowledge.python_commands import in_target_python
-from ddpdoctor.logs.analyze.deciding_commands import host_named
-from ddpdoctor.logs.analyze.sightings import word
+from ddpdoctor.logs.analyze.sightings import host_named, word
 from ddpdoctor.network_check.analysis.way_to_master import another_port, who_listens
 from ddpdoctor.processes.gpu_holders_words import end_leftovers, why_left
 from ddpdoctor.processes.leftovers.leftover import Leftover
@@ -39,11 +38,6 @@ THE_JOBS_PORT = "the job's own"
 PORTS_A_RANK = 64
 """Listeners and connections of one rank: gloo, and per NCCL communicator bootstrap, proxy, P2P, RAS and its channels."""
 
-
-WHERE_A_PORT_IS_SET: Final = (
-    "`torchrun --master-port` (on one node `--standalone`), `accelerate launch --main_process_port`,"
-    " `deepspeed --master_port`, MASTER_PORT for what python, srun or mpirun starts"
-)
 NOT_PERMITTED: Final = ("EACCES", "errno: 13", "Permission denied")
 STORE_PORT: Final = 29500
 """Everybody's default."""
@@ -58,7 +52,7 @@ def _port_of_log(seen: Sequence[SignMatch], log: Log) -> Particulars:
     port = said or STORE_PORT
     launcher = ACCELERATE if any("Tried to launch" in match.sign for match in seen) else launcher_of_log(log)
     command, beside = with_port(launcher, str(port + 1 if LOWEST_PORT <= port < HIGHEST_PORT else STORE_PORT))
-    note = f" ({beside})" if beside else "" if command else f": {WHERE_A_PORT_IS_SET}"
+    note = f" ({beside})" if beside else ""
     text, commands = f"ake another port, the same on all nodes{note}", (command,) if command else ()
     if port < LOWEST_PORT or any(refusal in match.line.text for match in seen for refusal in NOT_PERMITTED):
         return Particulars(fixes=(Fix(f"T{text}", commands),))

@@ -20,7 +20,7 @@ SHARED: Final = "missing-set-device"
 PINNED: Final = "ckpt-device-pin"
 _OF_ATTEMPT_BEFORE: Final = "zombie-gpu-process"
 
-_SIZE: Final = r"[\d.]+ (?:bytes|[KMGT]iB)"
+_SIZE: Final = r"(?<![\d.])[\d.]{1,20} (?:bytes|[KMGT]iB)"
 _FULL: Final = compile_lazily(
     rf"Tried to allocate (?P<wanted>{_SIZE})(?:\. GPU (?P<gpu>\d+) has a total capaci?ty of (?P<total>{_SIZE}) of which"
     rf"| \(GPU (?P<gpu1>\d+); (?P<total1>{_SIZE}) total capacity;)"

@@ -14,11 +14,13 @@ from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.knowledge.python_commands import python_of
 
 _NOT_FOUND: Final = compile_lazily(
-    r"(?P<taken>/\S*libstdc\+\+\.so[.\d]*): version [`']?(?P<wanted>(?:GLIBCXX|CXXABI)_[\d.]+)'? not found \(required by (?P<by>/[^)]+)\)"
+    r"(?<![^\s:])(?P<taken>/[^\s:]*libstdc\+\+\.so[.\d]*): version [`']?(?P<wanted>(?:GLIBCXX|CXXABI)_[\d.]+)'? not found \(required by (?P<by>/[^()\n]{1,1000})\)"
 )
 _TURN: Final = compile_lazily(r"/(?!\.\./)[^/]+/\.\./")
 _SYSTEM: Final = ("/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/")
-_CONDA: Final = compile_lazily(r"^(?P<env>/\S*?(?:conda|mamba|miniforge)\S*?)/(?:lib|bin)/")
+_CONDA: Final = compile_lazily(
+    r"^(?P<env>/(?:(?!conda|mamba|miniforge)\S)*(?:conda|mamba|miniforge)(?:(?!/(?:lib|bin)/)\S)*)/(?:lib|bin)/"
+)
 _GCC: Final = {
     "GLIBCXX_3.4.26": 9, "GLIBCXX_3.4.27": 9, "GLIBCXX_3.4.28": 9, "GLIBCXX_3.4.29": 11, "GLIBCXX_3.4.30": 12, "GLIBCXX_3.4.31": 13,
     "GLIBCXX_3.4.32": 13, "GLIBCXX_3.4.33": 14, "GLIBCXX_3.4.34": 15, "CXXABI_1.3.12": 10, "CXXABI_1.3.13": 11, "CXXABI_1.3.14": 13,

@@ -199,10 +199,12 @@ MESSAGES: Final = (
 """The first that fits counts."""
 
 _SAID: Final = compile_lazily(
-    r"(?P<file>(?:(?<!\S)(?:\.{0,2}/)[^:\n]{1,1000}?|[^\s:'\"`(]{1,1000}?)\.so(?:\.[\w.-]{1,60})?): (?P<words>"
+    r"(?P<file>\.so(?:\.[\w.-]{1,60})?): (?P<words>"
     + "|".join(dict.fromkeys(pattern for message in MESSAGES for pattern in message.patterns))
     + ")"
 )
+_BEGIN_OF_PATH: Final = compile_lazily(r"(?<!\S)\.{0,2}/")
+_BEFORE_A_NAME: Final = compile_lazily(r"[\s'\"`(]")
 
 
 def loader_fault(text: str) -> LoaderFault | None:
@@ -210,7 +212,14 @@ def loader_fault(text: str) -> LoaderFault | None:
     found = _SAID.search(text) if ".so" in text else None
     if found is None:
         return None
-    said = text[found.start("words") :]
+    file, said = _last_file(text[: found.end("file")]), text[found.start("words") :]
     fits = (message for message in MESSAGES if any(re.match(pattern, said) for pattern in message.patterns))
-    message = next((one for one in fits if "/" in found["file"] or not one.of_a_path), None)
-    return LoaderFault(found["file"], message) if message else None
+    message = next((one for one in fits if "/" in file or not one.of_a_path), None)
+    return LoaderFault(file, message) if message else None
+
+
+def _last_file(text: str) -> str:
+    """The file that a text ends with; it may have spaces where a path begins with a slash or a dot."""
+    clause = text.rpartition("\n")[2].rpartition(":")[2]
+    begin = _BEGIN_OF_PATH.search(clause)
+    return clause[begin.start() :] if begin else _BEFORE_A_NAME.split(clause)[-1]

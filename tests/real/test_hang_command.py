@@ -269,7 +269,7 @@ def test_a_hang_that_a_person_is_sure_of_is_for_scripts_to_ask_for(stuck: Runnin
         assert ran.returncode == code, ran.stdout
         said = " ".join(ran.stdout.split())
         assert f"ddpdoctor jobs --hang {stuck.process.pid} --seconds 30" in said
-        assert "exit code 0, or 1 with --strict" in said
+        assert "the exit code is 0, or 1 with --strict" in said
 
 
 def assert_goes_on(told: Mapping[str, Any], pause: float, seconds: int) -> None:

@@ -66,7 +66,7 @@ def test_a_hang_is_told_and_then_the_failure(tmp_path: Path) -> None:
         assert job.process.wait(90) == 1
         report = job.output().partition("ended with exit code 1 after ")[2]
     assert re.search(r"^ddpdoctor: no output of python\S* for \d+ s\.$", said, re.MULTILINE)
-    assert "rank 1 stands in sleep_for_good" in said
+    assert "rank 1 sleeps in sleep_for_good" in said
     assert "rank 1" in report.lower()
     assert "SIGKILL" in report
     # What we have said ourselves is none of the command's words.

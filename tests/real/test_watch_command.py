@@ -55,7 +55,7 @@ def test_a_job_that_stops_and_goes_on(tmp_path: Path) -> None:
             watching.kill()
             watching.wait()
     [alarm] = lines_with(ALARM, output)
-    assert "rank 1 stands in until_told (watched_training.py" in alarm
+    assert "rank 1 sleeps in until_told (watched_training.py" in alarm
     assert len(lines_with("moves again", output)) == len(lines_with("has ended", output)) == 1
     assert lines_with("the command of --on-hang ended with exit code 3", output)
     [folder] = evidence.iterdir()
@@ -69,7 +69,7 @@ def test_a_job_that_stops_and_goes_on(tmp_path: Path) -> None:
     report = json.loads((folder / "report.json").read_text())
     assert [finding["rank"] for finding in report["findings"]] == [1]
     assert report["hang"]["between"] >= CONFIRM / 2
-    assert "rank 1 stands in until\\_told" in (folder / "report.md").read_text()
+    assert "rank 1 sleeps in until\\_told" in (folder / "report.md").read_text()
     assert "until_told" in (folder / "stacks.txt").read_text()
     assert json.loads((folder / "seen.json").read_text())["looks"]
     families = {family.name: family.samples for family in text_string_to_metric_families(metrics.read_text())}

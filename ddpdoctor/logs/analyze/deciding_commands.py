@@ -18,6 +18,7 @@ from ddpdoctor.knowledge.netcheck_command import netcheck_command
 from ddpdoctor.logs.analyze.failures import MAX_LINES_OF_MESSAGE
 from ddpdoctor.logs.analyze.illness_traits import by_log_alone
 from ddpdoctor.logs.analyze.settings import settings_said
+from ddpdoctor.logs.analyze.sightings import host_named
 
 _ENDPOINT: Final = compile_lazily(
     r"(?:\[(?P<bracketed>[A-Za-z0-9_:][\w.:%-]*)\]:|\(\[?(?P<tuple>[\w.:%-]+)\]?, "
@@ -59,11 +60,6 @@ def deciding(check: Check, seen: Iterable[SignMatch], log: Log, *, sure: bool = 
     said = settings_said(seen, check.catalogue) if "network" in check.groups else {}
     settings = "".join(f"{name}={shlex.quote(value)} " for name, value in said.items())
     return Fix(f"{begin}, look at the facts{there}", (f"{settings}ddpdoctor check --select {check.slug}",))
-
-
-def host_named(label: str) -> str:
-    """Return the host that a label tells: Ray's only names a worker there."""
-    return f"the host of {label}" if "pid=" in label else label
 
 
 def _loaded(seen: Iterable[SignMatch], log: Log) -> str:

@@ -29,7 +29,9 @@ MAX_CHARACTERS: Final = 300
 """Characters of a line, as many as are shown of it."""
 HEAD_CHARACTERS: Final = 80
 CONTEXT_CHARACTERS: Final = 60
-_WHOSE_MEMORY: Final = compile_lazily(r".*out of memory\. Tried to allocate .* memory in use\.(?= )")
+_WHOSE_MEMORY: Final = compile_lazily(
+    r"(?:(?!out of memory).)*out of memory\. Tried to allocate .* memory in use\.(?= )"
+)
 """The part of torch's message that tells how much of the GPU is whose; behind it stands advice."""
 _OF_A_TRACEBACK: Final = compile_lazily(r"\s|File \"|Traceback ")
 
@@ -53,6 +55,11 @@ def said(log: Maybe[Log], slug: str) -> bool:
 def word(seen: Iterable[SignMatch], name: str) -> str:
     """Return the first of these words that any of the sightings has; "" if none has it."""
     return next((match.words[name] for match in seen if match.words.get(name)), "")
+
+
+def host_named(label: str) -> str:
+    """Return the host that a label tells: Ray's only names a worker there."""
+    return f"the host of {label}" if "pid=" in label else label
 
 
 def shown_by(raised: LoggedException, slug: str, role: SignRole, words: dict[str, str] | None = None) -> SignMatch:

@@ -169,8 +169,10 @@ def _all_the_same(waited: Sequence[Waited], log: Log) -> tuple[Hypothesis, ...]:
     everybody = max(log.world_size or 0, 2, *(rank + 1 for rank in heard))
     if len(waited) < everybody or len({timeout.call for timeout in waited}) > 1:
         return ()
-    who = f"all {len(waited)} ranks" if log.world_size else f"all {len(waited)} ranks of this log"
-    why = f"{who} waited in {waited[0].call}, so nobody was missing: network, GPUs or peer-to-peer copies"
+    who, missing = "all {} ranks", "so nobody was missing"
+    if not log.world_size:
+        who, missing = "all {} ranks of this log", "and if the run has no others, nobody was missing"
+    why = f"{who.format(len(waited))} waited in {waited[0].call}, {missing}: network, GPUs or peer-to-peer copies"
     seen = tuple(timeout.seen for timeout in waited)
     return Hypothesis(HangCause.TIMED_OUT, why, seen), Hypothesis(HangCause.STALLED, why, seen)
 

@@ -12,10 +12,10 @@ from ddpdoctor.base.findings import Fix
 from ddpdoctor.base.text import capital, one_line, ranks_named
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.knowledge.hang_causes import HangCause
-from ddpdoctor.logs.analyze.deciding_commands import host_named
 from ddpdoctor.logs.analyze.endings import signal_of
 from ddpdoctor.logs.analyze.related_lines import nccl_may_say_more
 from ddpdoctor.logs.analyze.script_errors import fixes_of_a_race
+from ddpdoctor.logs.analyze.sightings import host_named
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome
 from ddpdoctor.logs.diagnosis import LogJudgement
 from ddpdoctor.logs.exceptions import is_of_parent
