@@ -20,6 +20,7 @@ from tests.support.command import command, plain_environ
 from tests.support.namespaces import Host, network
 from tests.support.netcheck_hosts import netcheck, start
 from tests.support.slurm import Slurm, slurm
+from tests.support.waiting import slowdown
 
 pytestmark = pytest.mark.root
 
@@ -126,7 +127,9 @@ def test_srun_two_tasks_a_node(cluster: Cluster) -> None:
 @pytest.mark.tool("slurmctld", "slurmd", "munged")
 def test_a_flag_wins_and_the_conflict_is_named_on_all_nodes(cluster: Cluster) -> None:
     files = [f"--{stream}={cluster.folder}/flag-%t.{stream}" for stream in ("output", "error")]
-    flags = ("--quick", "--json", "--nnodes", "3", "--wait", "2")
+    # Until then both of its two must have come.
+    wait = f"{5 * min(slowdown(), 6):.0f}"
+    flags = ("--quick", "--json", "--nnodes", "3", "--wait", wait)
     done = cluster.run("srun", "-N2", "--ntasks-per-node=1", *files, "ddpdoctor", "netcheck", *flags)
     assert done.returncode == 1, done.stderr
     whole, part = (cluster.report(f"flag-{task}.output") for task in (0, 1))

@@ -25,6 +25,7 @@ from ddpdoctor.hang.render import hang_document
 from ddpdoctor.report.terminal import text_of
 from tests.support.debug_servers import IN_ALL_REDUCE, IN_SLEEP, Answer, calls, counters, job, pages_of, serving, stack
 from tests.support.group_jobs import some_job
+from tests.support.waiting import slowdown
 
 IN_BARRIER = IN_ALL_REDUCE.replace("all_reduce", "barrier").replace("line 40", "line 44")
 IN_LOADER = stack(
@@ -135,7 +136,7 @@ def test_stacks_are_asked_for_in_between() -> None:
     """One that is elsewhere only between the looks moves."""
     first = job(ranks(IN_ALL_REDUCE, IN_SLEEP), ranks("{}", "{}"))
     with serving(pages_of(first)) as port:
-        hang = asyncio.run(look_at_server(ServerAddress("127.0.0.1", port), 1))
+        hang = asyncio.run(look_at_server(ServerAddress("127.0.0.1", port), slowdown()))
     assert hang.ranks[0].watched is not None
     assert hang.ranks[0].watched.samples > 2
     assert hang.between >= 1.0
