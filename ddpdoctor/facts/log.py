@@ -188,6 +188,8 @@ class Log(Facts, frozen=True, kw_only=True):
     """The last but one of those that read like steps, and don't all stand together as a message's do."""
     trains: LogLine | None = None
     """Of the latest steps that give a loss, the tenth from the end: nothing before it has ended the training."""
+    ended: tuple[int, ...] = ()
+    """Lines of the file behind exceptions that nobody caught, where no other one follows at once: another run may, of the same script."""
     more: int = 0
     attempt: int | None = None
     """Of what was said in one attempt alone, of a launcher that started the ranks again: which, from 0. None: this is all."""

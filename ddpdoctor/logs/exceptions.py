@@ -121,6 +121,18 @@ def is_passed_on(raised: LoggedException, behind: LoggedException) -> bool:
     return near and words and not (is_cut(raised) or is_from_outside(raised) or is_of_launcher(raised))
 
 
+def may_be_caught(raised: LoggedException) -> bool:
+    """Whether somebody may have caught it: one that nobody caught goes back to the script's first line, or to that of `python -m`."""
+    headless = "Traceback" not in raised.began.text
+    return bool(raised.frames) and raised.frames[0].function not in _OUTERMOST and not headless
+
+
+def ends_its_run(raised: LoggedException) -> bool:
+    """Whether nobody caught it, so that a run of one process is over behind it. A process that multiprocessing starts begins in a string."""
+    whole = bool(raised.frames) and not raised.frames[0].path.startswith("<") and not raised.announced
+    return whole and not raised.chained and not may_be_caught(raised)
+
+
 def short_name(exception: str) -> str:
     """Take the module from an exception's name: "torch.distributed.DistNetworkError" is "DistNetworkError"."""
     return exception.rpartition(".")[2]
@@ -317,6 +329,10 @@ _OF_A_PART: Final = compile_lazily(
     r"Exception in thread \S|Process [\w-]+-\d+(?::\d+)*:$|(?:Task|Future) exception was never retrieved"
 )
 """A thread, a task or a process of the script ends by it, and the script itself may go on."""
+_OUTERMOST: Final = ("<module>", "_run_module_as_main")
+"""Functions in which the main thread of a process begins."""
+LINES_OF_ANOTHER_RUN: Final = 6
+"""Lines behind an exception that nobody caught, by which they are of another run: fewer, its own process may still write."""
 NAMED: Final = compile_lazily(r"[A-Za-z_][\w.]*(?:Error|Exception)(?::|$)")
 """The line of an exception, by its name."""
 LEVEL: Final = r"[^A-Za-z]{0,40}(?:[A-Za-z][\w.]{0,59}(?![\w.])[^A-Za-z]{1,20}){0,2}"

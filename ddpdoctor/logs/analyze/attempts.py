@@ -1,9 +1,10 @@
-"""The attempts of a run whose launcher started all ranks again after a failure: what the log says of each. Pure."""
+"""The attempts of a run whose launcher started all ranks again after a failure, or the runs of one process that a file has one behind the other:
+what the log says of each. Pure."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -11,7 +12,13 @@ import msgspec
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.log_signs import SignRole
 from ddpdoctor.facts.log import LastWords, Log, LoggedException, LoggedStack, LogLine, ProcessExit, SignMatch
-from ddpdoctor.logs.exceptions import is_cut, is_of_launcher, is_within_launcher, short_name, tells_of_another
+from ddpdoctor.logs.exceptions import (
+    is_cut,
+    is_of_launcher,
+    is_within_launcher,
+    short_name,
+    tells_of_another,
+)
 from ddpdoctor.logs.launch_failures import REQUEUED, attempt_of_file, ends_attempt
 
 LINES_OF_NEXT_ATTEMPT: Final = 3
@@ -68,6 +75,8 @@ def _shared_out(log: Log, numbers: Sequence[int], attempt: Callable[[LogLine], i
             number = attempt(part if isinstance(part, LogLine) else part.line)
             for own in numbers if noise else (number,):
                 groups.setdefault(own, []).append(part)
+    for number in numbers if log.ended else ():
+        parts["sightings"].setdefault(number, []).extend(_said_again(log, number, parts, attempt))
     lines = {name: line for name in _LINES if (line := getattr(log, name))}
     return tuple(
         msgspec.structs.replace(
@@ -78,6 +87,18 @@ def _shared_out(log: Log, numbers: Sequence[int], attempt: Callable[[LogLine], i
         )
         for number in numbers
     )
+
+
+def _said_again(
+    log: Log,
+    number: int,
+    parts: Mapping[str, Mapping[int | None, Sequence[_Part]]],
+    attempt: Callable[[LogLine], int | None],
+) -> list[SignMatch]:
+    """Find the words of a run's exceptions that an earlier run has said, too: of what is said again only the first place is known."""
+    raised = [one for one in parts["raised"].get(number, ()) if isinstance(one, LoggedException)]
+    before = (seen for seen in log.sightings if seen.times > 1 and (attempt(seen.line) or 0) < number)
+    return [seen for seen in before if any(seen.sign in one.message for one in raised)]
 
 
 def _of_file(log: Log, file: int) -> Log:
@@ -100,7 +121,7 @@ def _bounds(log: Log, known: int) -> list[int]:
         launcher = (process_exit.line.host, found[1] or "" if found else "")
         ends.setdefault(launcher, []).append(process_exit.line.number)
     if not ends:
-        return _requeued(log)
+        return _requeued(log) or _runs(log)
     over = [raised.line.number for raised in log.raised if short_name(raised.exception) == "ChildFailedError"]
     tables = [process_exit.line.number for process_exit in log.exited if process_exit.first]
     if len({len(lines) for lines in ends.values()}) > 1 or max(len(over), len(tables)) > len(ends):
@@ -134,6 +155,13 @@ def _requeued(log: Log) -> list[int]:
         if line and not line.text[:1].isspace() and _shape(line) not in ending
     ]
     return bounds if bounds and any(step.number > bounds[-1] for step in steps) else bounds[:-1]
+
+
+def _runs(log: Log) -> list[int]:
+    """Find the line by which each run but the last one is over, of those of one process that a file has one behind the other. Behind the last
+    exception there may also be what Python held back of that run's output until it ended."""
+    several = log.launcher or len(log.ranks) > 1 or len(log.hosts) > 1 or (log.world_size or 1) > 1
+    return [] if several else list(log.ended)
 
 
 def _shape(line: LogLine) -> str:

@@ -11,14 +11,12 @@ from ddpdoctor.facts.log import LoggedException, LogLine
 from ddpdoctor.logs.analyze.failures import Failure, FailureKind
 from ddpdoctor.logs.analyze.illness_traits import is_grave
 from ddpdoctor.logs.analyze.timeline import Timeline
-from ddpdoctor.logs.exceptions import ENDS_NOTHING, INFORMS, LEVEL, LOGGED, NAMED, is_bare, short_name
+from ddpdoctor.logs.exceptions import ENDS_NOTHING, INFORMS, LEVEL, LOGGED, NAMED, is_bare, may_be_caught, short_name
 from ddpdoctor.logs.launch_failures import STARTS_AGAIN, gives_up
 from ddpdoctor.logs.parse.error_words import ERROR_WORDS, speaks_of_error
 from ddpdoctor.logs.parse.exits import ANYBODY, RAY_TRAIN
 from ddpdoctor.logs.parse.labels import names_process
 
-_OUTERMOST: Final = ("<module>", "_run_module_as_main")
-"""Functions in which the main thread of a process begins."""
 WENT_ON: Final = 3
 """Lines behind such a traceback by which the run shows that it goes on."""
 OF_A_FOOTER: Final = 60
@@ -193,7 +191,7 @@ def _trained_on(failure: Failure, course: Timeline) -> bool:
         return not _ENDS_ITS_PROCESS.search(failure.line.text)
     # The last line is another one than a step: what is written when all is done.
     ends = course.latest is not None and bool(_AT_THE_END.search(course.latest.text))
-    return _may_be_caught(failure.raised) or (_is_optional(failure.raised) and ends)
+    return may_be_caught(failure.raised) or (_is_optional(failure.raised) and ends)
 
 
 def _is_optional(raised: LoggedException) -> bool:
@@ -257,8 +255,8 @@ def _is_behind(failure: Failure, over: LogLine, by: Set[str], course: Timeline) 
     if last is None or last.order <= over.order:
         return False
     if log.launcher == TELLS_OF_EVERY_END and not log.exited:
-        return _may_be_caught(failure.raised) or _says_more(failure, over, course)
-    if not _may_be_caught(failure.raised):
+        return may_be_caught(failure.raised) or _says_more(failure, over, course)
+    if not may_be_caught(failure.raised):
         return False
     if last.time is not None and failure.line.time is not None and not failure.line.lent:
         return last.time - failure.line.time > GONE_ON and not _only_clears_up(failure, over, last)
@@ -286,9 +284,7 @@ def _goes_on_alone(raised: LoggedException, over: LogLine, course: Timeline) -> 
     alone = not log.launcher and len(log.ranks) < 2 and (log.world_size or 1) < 2 and len(log.files) == 1
     if not alone or log.recurs is None or log.recurs.order <= over.order:
         return False
-    return _may_be_caught(raised) or (
-        last is not None and last.order - log.recurs.order > 1 and _is_good_end(last.text)
-    )
+    return may_be_caught(raised) or (last is not None and last.order - log.recurs.order > 1 and _is_good_end(last.text))
 
 
 def _says_more(failure: Failure, over: LogLine, course: Timeline) -> bool:
@@ -302,12 +298,6 @@ def _says_more(failure: Failure, over: LogLine, course: Timeline) -> bool:
         and last.file == over.file
         and last.number - over.number > MAX_LINES_OF_MESSAGE
     )
-
-
-def _may_be_caught(raised: LoggedException) -> bool:
-    """Whether somebody may have caught it: one that nobody caught goes back to the script's first line, or to that of `python -m`."""
-    headless = "Traceback" not in raised.began.text
-    return bool(raised.frames) and raised.frames[0].function not in _OUTERMOST and not headless
 
 
 def _last_words(failure: Failure, course: Timeline) -> LogLine | None:

@@ -6,7 +6,7 @@ import re
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Final
 
 import msgspec
@@ -26,7 +26,7 @@ from ddpdoctor.facts.log import (
     SignMatch,
 )
 from ddpdoctor.knowledge.loader_messages import loader_fault
-from ddpdoctor.logs.exceptions import is_passed_on
+from ddpdoctor.logs.exceptions import LINES_OF_ANOTHER_RUN, ends_its_run, is_passed_on
 from ddpdoctor.logs.launch_failures import STARTS_AGAIN, attempt_of_file, may_start_again
 from ddpdoctor.logs.match.global_ranks import Fact, Placing, has_year
 from ddpdoctor.logs.match.shape_tally import ShapeTally
@@ -40,7 +40,8 @@ MAX_WITH_NEIGHBOURS = 400
 MAX_RAISED = 2000
 MAX_STACKS_OF_A_RANK = 8
 MAX_OF_AN_EXCEPTION = 3
-"""Tracebacks that are kept of one rank, exception and place."""
+"""Tracebacks that are kept of one rank, exception and place: the first ones, and the last, behind which a run may have ended."""
+MAX_UNCAUGHT = 4096
 MAX_EXITED = 5000
 MAX_ERRORS = 300
 MAX_ERRORS_OF_A_RANK = 12
@@ -108,6 +109,8 @@ class GatheredLog:
     _of_a_sign: Counter[int] = field(default_factory=Counter)
     _raised: dict[tuple[object, ...], list[LoggedException]] = field(default_factory=dict)
     _kept_raised: int = 0
+    _uncaught: list[tuple[int, int]] = field(default_factory=list)
+    """The lines at which each exception that nobody caught began, and ended."""
     _stacks: dict[tuple[int, int | str], list[LoggedStack]] = field(default_factory=dict)
     _errors: list[list[LogLine]] = field(default_factory=list)
     """The first of each counts."""
@@ -170,10 +173,13 @@ class GatheredLog:
 
     def raise_(self, raised: LoggedException) -> None:
         """Keep an exception with its traceback."""
+        if ends_its_run(raised) and len(self._uncaught) < MAX_UNCAUGHT:
+            self._uncaught.append((raised.began.number, raised.line.number))
         whose = self._alike(raised)
         known = self._raised.get(whose, [])
         if len(known) >= MAX_OF_AN_EXCEPTION:
             known[0] = msgspec.structs.replace(known[0], times=known[0].times + 1)
+            known[-1] = raised
         elif self._kept_raised >= MAX_RAISED:
             self.more += 1
         else:
@@ -183,6 +189,8 @@ class GatheredLog:
     def amend(self, raised: LoggedException, **fields: object) -> LoggedException:
         """Take note of what was learned of an exception from the lines behind it; return it with that."""
         amended = msgspec.structs.replace(raised, **fields)
+        if amended.chained and self._uncaught[-1:] == [(raised.began.number, raised.line.number)]:
+            self._uncaught.pop()
         known = self._raised.get(self._alike(raised), [])
         if any(one is raised for one in known):
             known[:] = [one for one in known if one is not raised]
@@ -279,6 +287,7 @@ class GatheredLog:
             steps=_steps(self._latest),
             recurs=_recurs(self._latest),
             trains=_trains(self._latest),
+            ended=_ended(self._uncaught) if len(self.files) == 1 else (),
             more=self.more,
         )
 
@@ -288,6 +297,15 @@ class GatheredLog:
         tables = [(host, local, rank) for host, local, rank in said if local is not None and rank is not None]
         dates = [end.time for end in self.exited if end.time is not None and has_year(end.time)]
         return Placing([*self._pairs, *tables], self._first_date or next(iter(dates), None))
+
+
+def _ended(uncaught: Iterable[tuple[int, int]]) -> tuple[int, ...]:
+    """Find the exceptions that another one follows, but not at once, as it would that of another rank; lines right behind are still its run's."""
+    return tuple(
+        over + LINES_OF_ANOTHER_RUN
+        for (_, over), (began, _) in pairwise(sorted(uncaught))
+        if began - over > LINES_OF_ANOTHER_RUN
+    )
 
 
 def _order(line: LogLine) -> int:

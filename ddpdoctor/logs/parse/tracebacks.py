@@ -18,6 +18,8 @@ _FIELD: Final = re.compile(r"\s+(?:time|host|rank|exitcode|error_file|traceback|
 _FRAME: Final = re.compile(r'\s*File "(?P<path>[^"]{1,4096})", line (?P<line>\d{1,9})(?:, in (?P<function>.*))?$')
 _EXCEPTION: Final = re.compile(r"(?!nccl[A-Z])(?P<name>[A-Za-z_][\w.]*(?:\.<locals>\.\w+)*)(?:: ?(?P<message>.*))?$")
 """Not NCCL's own name of an error, which torch writes below its exception."""
+_TWICE: Final = re.compile(r"(\w{1,60}(?:Error|Exception|Interrupt|Exit))\1$")
+"""Of two processes that wrote at the same moment."""
 _IN_JSON: Final = re.compile(
     r'\s+"message": "(?P<name>(?:[A-Za-z_]\w*\.)*\w+(?:Error|Exception)): (?P<message>.*?)",?$'
 )
@@ -132,7 +134,7 @@ class Assembler:
         of a line that was broken at a width."""
         if _OF_AN_ERROR.search(name):
             return True
-        if not message and "." not in name and not name[0].isupper():
+        if "." not in name and not name[0].isupper():
             return False
         return (
             not self._headless
@@ -168,7 +170,7 @@ class Assembler:
 
     def _raised(self, name: str, message: str, line: LogLine) -> LoggedException:
         return LoggedException(
-            exception=name,
+            exception=_TWICE.sub(r"\1", name),
             message=message.strip(),
             line=line,
             began=self.began,

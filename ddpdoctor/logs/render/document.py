@@ -27,6 +27,7 @@ from ddpdoctor.logs.render.headline import doubtful, headline, outcome
 from ddpdoctor.logs.render.next_steps import next_steps
 from ddpdoctor.logs.render.words import (
     file_name,
+    first_rank_and_host,
     first_words,
     how_it_ended,
     last_calls,
@@ -353,25 +354,29 @@ def _said_by(said: Sequence[SignMatch | LoggedException]) -> str:
 
 
 def _attempts(judgement: LogJudgement) -> Section:
-    """List the attempts after which the launcher started the ranks again."""
-    others = judgement.verdict.elsewhere
-    items = [_attempt(judgement.log, other) for other in others[-MAX_ATTEMPTS:]]
-    if left_out := len(others) - len(items):
-        items.insert(0, _item(_dim(f"{left_out} more, --json has them all")))
-    return _section("The other attempts", items)
-
-
-def _attempt(log: Log, verdict: LogVerdict) -> Paragraph:
-    """ "Attempt 0: rank 3 failed first: KeyError: 'lr'", with the line."""
-    if verdict.lead is None:
-        words = "nothing speaks of a failure"
+    """List the attempts after which the launcher started the ranks again, or how other runs failed, each way once."""
+    log, others = judgement.log, judgement.verdict.elsewhere
+    if log.launcher:
+        told = {f"Attempt {other.attempt}: {_of_attempt(log, other)}": other for other in others}
     else:
-        who = within(who_first(log, verdict))
-        if verdict.outcome in (RunOutcome.EFFECTS_ONLY, RunOutcome.STOPPED):
-            stopped = verdict.outcome is RunOutcome.STOPPED
-            who = "it was ended from outside" if stopped else "only what followed is told"
-        words = f"{who}: {clip(first_words(verdict))}"
-    return _seen(log, f"Attempt {verdict.attempt}: {words}", verdict.lead)
+        # Of the same exception again and again only the first and the last are kept.
+        told = {_of_attempt(log, other): other for other in others if other.lead}
+    items = [_seen(log, words, other.lead) for words, other in list(told.items())[-MAX_ATTEMPTS:]]
+    if left_out := len(told) - len(items):
+        items.insert(0, _item(_dim(f"{left_out} more, --json has them all")))
+    return _section(f"The other {'attempts' if log.launcher else 'runs in it'}", items)
+
+
+def _of_attempt(log: Log, verdict: LogVerdict) -> str:
+    """ "rank 3 failed first: KeyError: 'lr'"."""
+    if verdict.lead is None:
+        return "nothing speaks of a failure"
+    rank, _ = first_rank_and_host(verdict)
+    who = "" if rank is None else f"{who_first(log, verdict)}: "
+    if verdict.outcome in (RunOutcome.EFFECTS_ONLY, RunOutcome.STOPPED):
+        stopped = verdict.outcome is RunOutcome.STOPPED
+        who = f"{'it was ended from outside' if stopped else 'only what followed is told'}: "
+    return f"{within(who)}{clip(first_words(verdict))}"
 
 
 def _also(judgement: LogJudgement, *, verbose: bool) -> Iterator[Section]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ddpdoctor.base.text import capital, clip, listed, one_line, ranks_named
+from ddpdoctor.base.text import capital, clip, listed, one_line, plural, ranks_named
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.log import Log, LoggedException
 from ddpdoctor.knowledge.log_topics import LogTopic
@@ -26,7 +26,7 @@ def headline(judgement: LogJudgement) -> str:
     """The whole in a sentence."""
     here = one_line(judgement.examination.snapshot.host) or "this host"
     contradicted = f"; but the facts of {here} contradict it" if judgement.is_contradicted else ""
-    return f"{_told(judgement)}{_of_attempts(judgement.verdict)}{contradicted}"
+    return f"{_told(judgement)}{_of_attempts(judgement)}{contradicted}"
 
 
 def _told(judgement: LogJudgement) -> str:
@@ -34,7 +34,7 @@ def _told(judgement: LogJudgement) -> str:
     if judgement.stops_without_a_word:
         return f"{_nothing(log)}, but it stops before what good runs go on with{_first_new(judgement)}"
     if verdict.outcome is RunOutcome.NOTHING:
-        return f"{_last_went_on(verdict) or _nothing(log)}{_survived(log, verdict)}"
+        return f"{_last_went_on(judgement) or _nothing(log)}{_survived(log, verdict)}"
     if verdict.outcome is RunOutcome.EFFECTS_ONLY:
         return _only_followed(judgement)
     who, words = who_first(log, verdict), clip(first_words(verdict))
@@ -135,23 +135,27 @@ def _survived(log: Log, verdict: LogVerdict) -> str:
     return f"; {many}, and the run went on: {listed((place(log, line) for line in verdict.survived), 3)}"
 
 
-def _last_went_on(verdict: LogVerdict) -> str:
+def _last_went_on(judgement: LogJudgement) -> str:
     """Say of several attempts that the last one did not fail; "" where there was but one."""
+    verdict = judgement.verdict
     if not verdict.elsewhere:
         return ""
     failed = sum(log_verdict.outcome is not RunOutcome.NOTHING for log_verdict in verdict.elsewhere)
     before = f"; before it {'one' if failed == 1 else failed} failed" if failed else ""
-    return f"The last of {len(verdict.elsewhere) + 1} attempts speaks of no failure{before}"
+    last = f"last of {len(verdict.elsewhere) + 1} attempts" if judgement.log.launcher else "last run"
+    return f"The {last} speaks of no failure{before}"
 
 
-def _of_attempts(verdict: LogVerdict) -> str:
-    """ "; that was the last of 3 attempts"."""
+def _of_attempts(judgement: LogJudgement) -> str:
+    """ "; that was the last of 3 attempts", or "; 2 earlier runs in it failed", between which others may have come to their end."""
+    verdict = judgement.verdict
     if not verdict.elsewhere or verdict.outcome is RunOutcome.NOTHING:
         return ""
     others = [log_verdict.attempt for log_verdict in verdict.elsewhere]
     count = len(others) + 1
     if max(others) < verdict.attempt:
-        return f"; that was the last of {count} attempts"
+        runs = f"{plural(len(others), 'earlier run')} in it failed"
+        return f"; that was the last of {count} attempts" if judgement.log.launcher else f"; {runs}"
     is_first = min(others) > verdict.attempt
     which = f"the first of {count} attempts" if is_first else f"attempt {verdict.attempt}, from 0, of {count}"
     return f"; that was {which}, and those behind it name no cause"
@@ -179,7 +183,7 @@ def outcome(judgement: LogJudgement) -> str:
         return f"The log doesn't name the cause; {cause.finding.place} does"
     if judgement.stops_without_a_word:
         return "No verdict: it stops earlier than good runs, and doesn't say why"
-    return _ENDS.get(verdict.outcome) or _last_went_on(verdict) or _nothing(judgement.log)
+    return _ENDS.get(verdict.outcome) or _last_went_on(judgement) or _nothing(judgement.log)
 
 
 def _not_surely_the_scripts(raised: LoggedException) -> str:
