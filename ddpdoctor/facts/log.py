@@ -189,7 +189,7 @@ class Log(Facts, frozen=True, kw_only=True):
     trains: LogLine | None = None
     """Of the latest steps that give a loss, the tenth from the end: nothing before it has ended the training."""
     ended: tuple[int, ...] = ()
-    """Lines of the file behind exceptions that nobody caught, where no other one follows at once: another run may, of the same script."""
+    """Lines of the file by which a run was over, and another one follows: behind an exception that nobody caught, of the launcher if one is known."""
     more: int = 0
     attempt: int | None = None
     """Of what was said in one attempt alone, of a launcher that started the ranks again: which, from 0. None: this is all."""

@@ -128,9 +128,11 @@ def may_be_caught(raised: LoggedException) -> bool:
 
 
 def ends_its_run(raised: LoggedException) -> bool:
-    """Whether nobody caught it, so that a run of one process is over behind it. A process that multiprocessing starts begins in a string."""
-    whole = bool(raised.frames) and not raised.frames[0].path.startswith("<") and not raised.announced
-    return whole and not raised.chained and not may_be_caught(raised)
+    """Whether nobody caught it, so that a run of one process, or of that launcher, is over behind it. A process that multiprocessing starts begins
+    in a string; what a logger writes before a launcher's last words is no announcement of them."""
+    if raised.chained or not raised.frames or raised.frames[0].path.startswith("<") or may_be_caught(raised):
+        return False
+    return not raised.announced or is_within_launcher(raised)
 
 
 def short_name(exception: str) -> str:

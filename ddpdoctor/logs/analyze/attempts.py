@@ -45,7 +45,11 @@ def attempts_of(log: Log) -> tuple[Log, ...]:
     named = {number: attempt_of_file(one.name) for number, one in enumerate(log.files)}
     of_files = {attempt for attempt in named.values() if attempt is not None}
     known = max(of_files, default=0)
-    bounds = {number: _bounds(_of_file(log, number), known) for number, attempt in named.items() if attempt is None}
+    bounds = {
+        number: _runs(log) or _bounds(_of_file(log, number), known)
+        for number, attempt in named.items()
+        if attempt is None
+    }
     most = max((known, *map(len, bounds.values())))
     if not most:
         return (log,)
@@ -121,7 +125,7 @@ def _bounds(log: Log, known: int) -> list[int]:
         launcher = (process_exit.line.host, found[1] or "" if found else "")
         ends.setdefault(launcher, []).append(process_exit.line.number)
     if not ends:
-        return _requeued(log) or _runs(log)
+        return _requeued(log)
     over = [raised.line.number for raised in log.raised if short_name(raised.exception) == "ChildFailedError"]
     tables = [process_exit.line.number for process_exit in log.exited if process_exit.first]
     if len({len(lines) for lines in ends.values()}) > 1 or max(len(over), len(tables)) > len(ends):
@@ -158,10 +162,9 @@ def _requeued(log: Log) -> list[int]:
 
 
 def _runs(log: Log) -> list[int]:
-    """Find the line by which each run but the last one is over, of those of one process that a file has one behind the other. Behind the last
-    exception there may also be what Python held back of that run's output until it ended."""
-    several = log.launcher or len(log.ranks) > 1 or len(log.hosts) > 1 or (log.world_size or 1) > 1
-    return [] if several else list(log.ended)
+    """Find the line by which each run but the last one is over, where a file has several one behind the other: of a launcher, or of one process."""
+    ranks = not log.launcher and (len(log.ranks) > 1 or (log.world_size or 1) > 1)
+    return [] if ranks or len(log.hosts) > 1 else list(log.ended)
 
 
 def _shape(line: LogLine) -> str:

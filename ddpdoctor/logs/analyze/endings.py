@@ -14,6 +14,7 @@ from ddpdoctor.engine.registry import Catalogue, Check
 from ddpdoctor.facts.log import Log, LogLine, ProcessExit, SignMatch
 from ddpdoctor.knowledge.hang_causes import HangCause
 from ddpdoctor.logs.exceptions import is_of_launcher, tells_of_another
+from ddpdoctor.logs.parse.exits import SHELL
 
 ABORT: Final = 6
 CRASHES: Final = (4, 7, 8, ABORT, 11)
@@ -23,7 +24,7 @@ _STOPPED: Final = "DUE TO "
 """The reason of Slurm's that ends a job from outside."""
 ENDED_BY: Final = "ended_by"
 """The word of a sign for what has ended the run as a whole: a scheduler's limit, timeout's."""
-_OF_THE_WHOLE: Final = ("srun", "shell", "qacct", "bsub")
+_OF_THE_WHOLE: Final = ("srun", SHELL, "qacct", "bsub")
 """Who tells how a job's own commands ended."""
 
 

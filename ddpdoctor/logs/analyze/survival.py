@@ -7,14 +7,14 @@ from collections.abc import Sequence, Set
 from typing import Final
 
 from ddpdoctor.base.lazy_patterns import compile_lazily
-from ddpdoctor.facts.log import LoggedException, LogLine
+from ddpdoctor.facts.log import Log, LoggedException, LogLine
 from ddpdoctor.logs.analyze.failures import Failure, FailureKind
 from ddpdoctor.logs.analyze.illness_traits import is_grave
 from ddpdoctor.logs.analyze.timeline import Timeline
 from ddpdoctor.logs.exceptions import ENDS_NOTHING, INFORMS, LEVEL, LOGGED, NAMED, is_bare, may_be_caught, short_name
 from ddpdoctor.logs.launch_failures import STARTS_AGAIN, gives_up
 from ddpdoctor.logs.parse.error_words import ERROR_WORDS, speaks_of_error
-from ddpdoctor.logs.parse.exits import ANYBODY, RAY_TRAIN
+from ddpdoctor.logs.parse.exits import ANYBODY, RAY_TRAIN, SHELL
 from ddpdoctor.logs.parse.labels import names_process
 
 WENT_ON: Final = 3
@@ -246,7 +246,9 @@ def _is_behind(failure: Failure, over: LogLine, by: Set[str], course: Timeline) 
     if by:
         steps, last = log.steps, course.latest
         far = steps and last and steps.order > over.order and last.order - over.order > LINES_OF_NEXT_ATTEMPT
-        return by <= {TELLS_OF_EVERY_END, RAY_TRAIN, ANYBODY} and bool(far)
+        # What a process has held back of its output is lost if a signal ends it.
+        of_another_run = {SHELL} if _is_alone(log) else set()
+        return by <= {TELLS_OF_EVERY_END, RAY_TRAIN, ANYBODY, *of_another_run} and bool(far)
     if failure.raised is None:
         return False
     if _goes_on_alone(failure.raised, over, course):
@@ -281,10 +283,14 @@ def _goes_on_alone(raised: LoggedException, over: LogLine, course: Timeline) -> 
     """Whether a run of one rank takes steps behind it, and comes to an end behind them if nobody may have caught it: what looks like steps
     may be the rest of its message."""
     log, last = course.log, course.latest
-    alone = not log.launcher and len(log.ranks) < 2 and (log.world_size or 1) < 2 and len(log.files) == 1
-    if not alone or log.recurs is None or log.recurs.order <= over.order:
+    if not _is_alone(log) or log.recurs is None or log.recurs.order <= over.order:
         return False
     return may_be_caught(raised) or (last is not None and last.order - log.recurs.order > 1 and _is_good_end(last.text))
+
+
+def _is_alone(log: Log) -> bool:
+    """Whether it is of one process, as far as it tells."""
+    return not log.launcher and len(log.ranks) < 2 and (log.world_size or 1) < 2 and len(log.files) == 1
 
 
 def _says_more(failure: Failure, over: LogLine, course: Timeline) -> bool:

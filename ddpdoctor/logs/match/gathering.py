@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -26,7 +26,7 @@ from ddpdoctor.facts.log import (
     SignMatch,
 )
 from ddpdoctor.knowledge.loader_messages import loader_fault
-from ddpdoctor.logs.exceptions import LINES_OF_ANOTHER_RUN, ends_its_run, is_passed_on
+from ddpdoctor.logs.exceptions import LINES_OF_ANOTHER_RUN, ends_its_run, is_passed_on, is_within_launcher
 from ddpdoctor.logs.launch_failures import STARTS_AGAIN, attempt_of_file, may_start_again
 from ddpdoctor.logs.match.global_ranks import Fact, Placing, has_year
 from ddpdoctor.logs.match.shape_tally import ShapeTally
@@ -42,6 +42,8 @@ MAX_STACKS_OF_A_RANK = 8
 MAX_OF_AN_EXCEPTION = 3
 """Tracebacks that are kept of one rank, exception and place: the first ones, and the last, behind which a run may have ended."""
 MAX_UNCAUGHT = 4096
+MOST_HELD_BACK: Final = 4 * 8192
+"""Bytes: several times what Python's buffer of a file takes, since it is estimated by lines."""
 MAX_EXITED = 5000
 MAX_ERRORS = 300
 MAX_ERRORS_OF_A_RANK = 12
@@ -58,6 +60,14 @@ _LOSS: Final = re.compile(
 """A step of a training, with a loss that is a number."""
 STEPS_OF_GOING_ON: Final = 10
 """Steps by which a training shows that it goes on, and not only a rank that hasn't missed another one yet."""
+
+
+class UncaughtException(NamedTuple):
+    """The lines at which an exception that nobody caught began, and was over. of_launcher: it was the launcher's own end."""
+
+    began: int
+    over: int
+    of_launcher: bool
 
 
 @dataclass
@@ -109,8 +119,7 @@ class GatheredLog:
     _of_a_sign: Counter[int] = field(default_factory=Counter)
     _raised: dict[tuple[object, ...], list[LoggedException]] = field(default_factory=dict)
     _kept_raised: int = 0
-    _uncaught: list[tuple[int, int]] = field(default_factory=list)
-    """The lines at which each exception that nobody caught began, and ended."""
+    _uncaught: list[UncaughtException] = field(default_factory=list)
     _stacks: dict[tuple[int, int | str], list[LoggedStack]] = field(default_factory=dict)
     _errors: list[list[LogLine]] = field(default_factory=list)
     """The first of each counts."""
@@ -174,7 +183,9 @@ class GatheredLog:
     def raise_(self, raised: LoggedException) -> None:
         """Keep an exception with its traceback."""
         if ends_its_run(raised) and len(self._uncaught) < MAX_UNCAUGHT:
-            self._uncaught.append((raised.began.number, raised.line.number))
+            self._uncaught.append(
+                UncaughtException(raised.began.number, raised.line.number, is_within_launcher(raised))
+            )
         whose = self._alike(raised)
         known = self._raised.get(whose, [])
         if len(known) >= MAX_OF_AN_EXCEPTION:
@@ -189,7 +200,7 @@ class GatheredLog:
     def amend(self, raised: LoggedException, **fields: object) -> LoggedException:
         """Take note of what was learned of an exception from the lines behind it; return it with that."""
         amended = msgspec.structs.replace(raised, **fields)
-        if amended.chained and self._uncaught[-1:] == [(raised.began.number, raised.line.number)]:
+        if amended.chained and self._uncaught and self._uncaught[-1].over == raised.line.number:
             self._uncaught.pop()
         known = self._raised.get(self._alike(raised), [])
         if any(one is raised for one in known):
@@ -287,9 +298,24 @@ class GatheredLog:
             steps=_steps(self._latest),
             recurs=_recurs(self._latest),
             trains=_trains(self._latest),
-            ended=_ended(self._uncaught) if len(self.files) == 1 else (),
+            ended=self._ended() if len(self.files) == 1 else (),
             more=self.more,
         )
+
+    def _ended(self) -> tuple[int, ...]:
+        """Find the exceptions behind which another run follows. One that follows at once may be another rank's, and lines right behind are still
+        the same run's, as are steps that Python has held back until it ended, as many as its buffer takes."""
+        ends = sorted(one for one in self._uncaught if one.of_launcher or not self.launchers)
+        over = [
+            end.over + LINES_OF_ANOTHER_RUN
+            for end, later in pairwise(ends)
+            if later.began - end.over > LINES_OF_ANOTHER_RUN
+        ]
+        trains, file = _trains(self._latest), self.files[0]
+        if ends and trains and trains.number > ends[-1].over:
+            behind = (file.lines - ends[-1].over) * file.bytes / file.lines
+            over += [ends[-1].over + LINES_OF_ANOTHER_RUN] if behind > MOST_HELD_BACK else []
+        return tuple(over)
 
     def _placing(self) -> Placing:
         # A table names the host by its own name; the lines beside it have that of their label or file.
@@ -297,15 +323,6 @@ class GatheredLog:
         tables = [(host, local, rank) for host, local, rank in said if local is not None and rank is not None]
         dates = [end.time for end in self.exited if end.time is not None and has_year(end.time)]
         return Placing([*self._pairs, *tables], self._first_date or next(iter(dates), None))
-
-
-def _ended(uncaught: Iterable[tuple[int, int]]) -> tuple[int, ...]:
-    """Find the exceptions that another one follows, but not at once, as it would that of another rank; lines right behind are still its run's."""
-    return tuple(
-        over + LINES_OF_ANOTHER_RUN
-        for (_, over), (began, _) in pairwise(sorted(uncaught))
-        if began - over > LINES_OF_ANOTHER_RUN
-    )
 
 
 def _order(line: LogLine) -> int:

@@ -22,6 +22,7 @@ SIGNALS: Final = {
 LIGHTNING: Final = "lightning"
 """It labels the line with the rank that ended."""
 RAY_TRAIN: Final = "Ray Train"
+SHELL: Final = "shell"
 ANYBODY: Final = "the log"
 """Who tells of a code that no launcher's form has."""
 _NOTICED: Final = " noticed that process rank "
@@ -134,7 +135,7 @@ _SAID: Final = {
     "GitHub Actions": (("Process completed with exit code ", r"^(?:##\[error\]|Error: )Process completed with exit code {failure}\."),),
     "docker": ((" exited with code ", r"^(?:[Cc]ontainer )?(?:(?P<hosts>\w{1,99}?[-_][\w.-]{1,99})|\w{1,99}) exited with code {failure}(?: \(restarting\))?$"),),
     "multiprocessing": ((" stopped exitcode=", r"^<\w*Process.{0,200} stopped exitcode=(?:-{signal}|{failure})\b"),),
-    "shell": (
+    SHELL: (
         (": line ", r": line \d+: +{pid} {signal}\b"),
         ("Terminated", r"^(?P<signal>Terminated)(?: +\(core dumped\))?\s*$"),
         (" Exit ", r"^\[\d+\][+-]? +Exit {failure} +\S"),
