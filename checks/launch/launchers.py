@@ -63,7 +63,45 @@ def _devices_and_tasks(seen: Sequence[SignMatch], log: Log) -> Particulars:
     )
 
 
-@check("launcher-env-missing", severity=FAIL, owner=Owner.USER)
+def _of_address(seen: Sequence[SignMatch], log: Log) -> Particulars:
+    """Tell what a tcp:// address lacks, which needs no variables."""
+    lacks = word(seen, "lacks")
+    if not lacks:
+        return Particulars()
+    if lacks == "port number":
+        return Particulars(
+            "The tcp:// address at which the ranks are to meet has no port",
+            (
+                Fix(
+                    "Write a free port behind its last colon, the same for all ranks",
+                    ('init_method="tcp://127.0.0.1:29500"',),
+                ),
+                Fix(
+                    "If an option of the program makes the address, give it whole, as Detectron2's",
+                    ("--dist-url tcp://127.0.0.1:29500",),
+                ),
+            ),
+            "What is behind the last colon is empty: mostly a variable that isn't set, or an option's default that found no port.",
+        )
+    missing = "its rank" if lacks == "rank parameter" else "the number of ranks"
+    return Particulars(
+        f"init_process_group() was given a tcp:// address, and not {missing}",
+        (
+            Fix(
+                "Let a launcher arrange the start, and let the ranks take what it sets",
+                ('dist.init_process_group("nccl", init_method="env://")', "torchrun --nproc-per-node=2 train.py"),
+            ),
+            Fix(
+                "Or give each process all three",
+                ("dist.init_process_group(backend, init_method=address, rank=rank, world_size=world_size)",),
+            ),
+        ),
+        "With tcp:// torch takes no variables of the environment: the call itself has to say rank= and world_size=. A script that "
+        "gets them from its launcher has none where it is started by plain python, and -1 counts as none.",
+    )
+
+
+@check("launcher-env-missing", severity=FAIL, owner=Owner.USER, log=LogTraits(particulars=_of_address))
 def launcher_env_missing(environment: Environment, plan: Plan) -> Iterator[Finding]:
     """Settings that init_process_group needs are missing.
 

@@ -20,6 +20,8 @@ ABORT: Final = 6
 CRASHES: Final = (4, 7, 8, ABORT, 11)
 """Signals by which a process ends through its own doing."""
 KILL: Final = 9
+SECONDS_TO_KILL: Final = 30
+"""torchrun gives its processes that long to end by SIGTERM."""
 _STOPPED: Final = "DUE TO "
 """The reason of Slurm's that ends a job from outside."""
 ENDED_BY: Final = "ended_by"
@@ -62,7 +64,23 @@ def endings(log: Log) -> list[ProcessExit]:
         for key in _keys(found[known]):
             if known not in (mine := places.setdefault(key, [])):
                 mine.append(known)
-    return found
+    return [_told_by_its_launcher(process_exit, found) for process_exit in found]
+
+
+def _told_by_its_launcher(exited: ProcessExit, others: Iterable[ProcessExit]) -> ProcessExit:
+    """Note that torchrun killed a process itself: one that hadn't heeded SIGTERM when another one had failed."""
+    if signal_of(exited) != KILL or exited.first or exited.time is None:
+        return exited
+    before = [
+        other.time
+        for other in others
+        if other.first
+        and other.said_by == exited.said_by == "torchrun"
+        and other.host == exited.host
+        and other.time is not None
+    ]
+    told = any(exited.time - first >= SECONDS_TO_KILL for first in before)
+    return msgspec.structs.replace(exited, told_to=True) if told else exited
 
 
 def _keys(exited: ProcessExit) -> list[tuple[str, int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -76,14 +76,24 @@ def hypotheses(log: Log, effects: Sequence[SignMatch], catalogue: Catalogue) -> 
     )
 
 
-def _waited(said: Iterable[SignMatch]) -> tuple[Waited, ...]:
+def _waited(said: Sequence[SignMatch]) -> tuple[Waited, ...]:
     found: dict[int, Waited] = {}
     for match in said:
         number, call, rank = match.words.get("number"), match.words.get("call"), match.line.rank
         if number and call and rank is not None:
             size = "" if any(word in call for word in OWN_SIZES) else match.words.get("size", "")
             found.setdefault(rank, Waited(rank, int(number), call, size, match))
-    return tuple(found.values())
+    return (*found.values(), *_waited_alike(found, said))
+
+
+def _waited_alike(named: Mapping[int, Waited], said: Iterable[SignMatch]) -> Iterator[Waited]:
+    """Give ranks of which only the number of their call is told the name that all others have for it."""
+    calls = grouped(named.values(), lambda timeout: timeout.number)
+    numbered = {match.line.rank: match for match in reversed(list(said)) if match.words.get("number", "").isdigit()}
+    for rank, match in numbered.items():
+        alike = _alike(calls.get(int(match.words["number"]), ()))
+        if rank is not None and rank not in named and len(alike) == 1:
+            yield msgspec.structs.replace(alike[0][0], rank=rank, seen=match)
 
 
 def _different_calls(waited: Sequence[Waited]) -> tuple[Hypothesis, ...]:

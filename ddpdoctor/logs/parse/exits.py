@@ -56,6 +56,7 @@ _PART: Final = re.compile(r"\{([a-z]+)\}")
 _SAID: Final = {
     "torchrun": (
         ("failed (exitcode: ", r"failed \(exitcode: {code}\)(?: local_rank: {local})? \(pid: {pid}\)"),
+        (", forcefully exiting via ", r"shutdown process {pid} via \S+, forcefully exiting"),
         (" closing signal SIG", r"Sending process {pid} closing signal SIG\w+"),
         (" got signal: ", r"SignalException: Process {pid} got signal: {number}"),
     ),
@@ -148,7 +149,9 @@ _SAID: Final = {
     ),
 }  # fmt: skip
 """By what each launcher's line is found, and how it reads."""
-_ITS_OWN_DOING: Final = frozenset({" closing signal SIG", " via signal SIG", "Killing subprocess "})
+_ITS_OWN_DOING: Final = frozenset(
+    {", forcefully exiting via ", " closing signal SIG", " via signal SIG", "Killing subprocess "}
+)
 """Lines on processes that the launcher itself ends."""
 _FORMS: Final = tuple(
     _Form(literal, re.compile(_PART.sub(lambda part: _PARTS[part[1]], pattern)), said_by)

@@ -6,14 +6,14 @@ from typing import Final
 
 from ddpdoctor.base.text import capital, clip, listed, one_line, plural, ranks_named
 from ddpdoctor.engine.registry import Catalogue
-from ddpdoctor.facts.log import Log, LoggedException
+from ddpdoctor.facts.log import Log, LoggedException, ProcessExit
 from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.logs.analyze.script_errors import BlamedCode, fault_of, module_missing, raiser_of, server_unreached
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome
 from ddpdoctor.logs.diagnosis import HostVerdict, LogJudgement
 from ddpdoctor.logs.exceptions import is_cut
 from ddpdoctor.logs.launch_failures import gives_up, programs_missing, why_missing
-from ddpdoctor.logs.render.words import first_words, more, named, place, quoted, who_first, within
+from ddpdoctor.logs.render.words import first_words, how_it_ended, more, named, place, quoted, who_first, within
 
 _ENDS: Final = {
     RunOutcome.STOPPED: "The run was ended from outside",
@@ -74,6 +74,8 @@ def _only_followed(judgement: LogJudgement) -> str:
     told = f"{said} what followed, and not what failed first"
     if verdict.silent:
         told = f"{capital(ranks_named(verdict.silent))} {_how_silent(log, verdict, judgement.catalogue)}"
+    elif verdict.exited and _is_all_that_is_told(verdict.exited, verdict):
+        told = f"{capital(how_it_ended(verdict.exited))}; why, {'this log doesn' if len(log.files) == 1 else 'these logs don'}'t say"
     first = next(iter(judgement.opinions), None)
     if first and first.suspect.compared:
         told = f"{told}; {first.suspect.why}" if verdict.silent else capital(first.suspect.why)
@@ -82,6 +84,12 @@ def _only_followed(judgement: LogJudgement) -> str:
     if verdict.said:
         return f"{told}; before that it says: {clip(quoted(verdict.said[0].text))}"
     return f"{told}{_first_new(judgement)}"
+
+
+def _is_all_that_is_told(exited: ProcessExit, verdict: LogVerdict) -> bool:
+    """Whether there is a launcher's word on an end alone, and nobody's why."""
+    is_lead = verdict.lead is not None and verdict.lead.order == exited.line.order
+    return is_lead and not (verdict.effects or exited.error)
 
 
 def _how_silent(log: Log, verdict: LogVerdict, catalogue: Catalogue) -> str:

@@ -9,8 +9,10 @@ import pytest
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.log import Log, ProcessExit
 from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
+from ddpdoctor.logs.diagnosis import judge_log
 from ddpdoctor.logs.match.wanted_signs import vocabulary
 from ddpdoctor.logs.reading import read_logs
+from ddpdoctor.logs.render.headline import headline
 
 
 def read(text: str) -> Log:
@@ -74,6 +76,10 @@ def test_a_line_of_a_launcher_is_the_end_of_a_process(
 def test_what_a_launcher_ends_itself_was_told_to() -> None:
     assert only(
         "W1122 22:22:32.5 1 torch/distributed/elastic/multiprocessing/api.py:1] Sending process 12007 closing signal SIGTERM"
+    ).told_to
+    assert only(
+        "W1129 10:12:40.5 1 torch/distributed/elastic/multiprocessing/api.py:905] Unable to shutdown process 12007 via "
+        "Signals.SIGTERM, forcefully exiting via Signals.SIGKILL"
     ).told_to
     assert only("[2026-11-22 02:13:07,123] [INFO] [launch.py:316:sigkill_handler] Killing subprocess 4711").told_to
 
@@ -282,3 +288,38 @@ def test_a_log_whose_last_line_tells_a_bad_code_is_not_called_fine(line: str) ->
     assert verdict.outcome is RunOutcome.UNRECOGNISED
     assert verdict.lead
     assert verdict.lead.text == line
+
+
+KILLED_LATER = """torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Failures:
+[1]:
+  time      : 2026-11-29_10:13:29
+  host      : node1
+  rank      : 0 (local_rank: 0)
+  exitcode  : -9 (pid: 4031)
+  error_file: <N/A>
+  traceback : Signal 9 (SIGKILL) received by PID 4031
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-29_10:12:58
+  host      : node1
+  rank      : 1 (local_rank: 1)
+  exitcode  : 1 (pid: 4032)
+  error_file: <N/A>
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+============================================================
+"""
+
+
+def test_whom_torchrun_kills_half_a_minute_after_another_failed_ran_out_of_no_memory() -> None:
+    judgement = judge_log(read(KILLED_LATER), catalogue())
+    assert judgement.verdict.outcome is RunOutcome.EFFECTS_ONLY
+    assert (
+        headline(judgement) == "Torchrun says that rank 1 (pid 4032) ended with exit code 1; why, this log doesn't say"
+    )
+    at_once = judge_log(read(KILLED_LATER.replace("10:13:29", "10:12:58")), catalogue())
+    assert [suspect.slug for suspect in at_once.verdict.suspects] == ["host-oom-killed"]

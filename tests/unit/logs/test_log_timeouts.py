@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from ddpdoctor.base.log_signs import SignRole
@@ -123,6 +125,40 @@ def test_who_waited_elsewhere_is_told_and_shown_and_who_says_nothing() -> None:
     assert headline(judgement).startswith("Rank 1 says nothing at all, ")
     assert headline(judgement).endswith(suspect.why)
     assert "first those of rank 1, which says nothing" in next_steps(judgement)[0].text
+
+
+def timeouts_of(ranks: Sequence[int]) -> str:
+    return "".join(
+        f"[rank{rank}]:[E1129 10:12:40.41882{rank} ProcessGroupNCCL.cpp:632] [Rank {rank}] {CAUGHT}SeqNum=60, OpType=ALLREDUCE, "
+        "NumelIn=512, NumelOut=512, Timeout(ms)=600000) ran for 600031 milliseconds before timing out.\n"
+        for rank in ranks
+    )
+
+
+def test_fewer_than_those_that_waited_say_nothing_wherever_their_numbers_lie() -> None:
+    judgement = judge_log(read(timeouts_of((1, 2, 3, 6, 7))), catalogue())
+    assert judgement.verdict.silent == (0, 4, 5)
+    assert headline(judgement) == (
+        "Ranks 0, 4 and 5 say nothing at all, and the others tell only what followed; "
+        "ranks 1-3, 6 and 7 waited in ALLREDUCE number 60 of 512 elements"
+    )
+
+
+def test_a_log_of_one_node_accuses_no_other_node() -> None:
+    assert verdict_of(read(timeouts_of(range(8, 16))), catalogue()).silent == ()
+
+
+def test_a_rank_that_tells_only_the_number_of_its_call_waited_with_the_others() -> None:
+    counted = (
+        "[rank1]:[E1129 10:12:40.522 ProcessGroupNCCL.cpp:1664] [PG 0 Rank 1] Exception (either an error or timeout) detected by "
+        "watchdog at work: 60, last enqueued NCCL work: 61, last completed NCCL work: 59.\n"
+    )
+    text = f"{timeouts_of((0, 2))}{counted}"
+    (suspect, *_) = verdict_of(read(text), catalogue()).suspects
+    assert suspect.why.startswith("all 3 ranks of this log waited in ALLREDUCE number 60 of 512 elements")
+    elsewhere = text.replace("at work: 60", "at work: 58")
+    (suspect, *_) = verdict_of(read(elsewhere), catalogue()).suspects
+    assert suspect.why == "ranks 0 and 2 waited in ALLREDUCE number 60 of 512 elements"
 
 
 def test_a_log_of_one_rank_alone_accuses_no_other() -> None:
