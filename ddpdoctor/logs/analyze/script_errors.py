@@ -63,13 +63,23 @@ _SCRIPTS_MODULE: Final = "'__main__'"
 
 
 class Meaning(NamedTuple):
-    """What a library's words about its own state say of the script, by the library's source."""
+    """What a library's words about its own state say of the script, by the library's source.
 
-    words: str
+    begins: what the message begins with.
+    """
+
+    begins: str
     cause: str
-    fix: str
+    fixes: tuple[Fix, ...]
 
 
+_SHOW_GRADIENTS: Final = (
+    "print([n for n, p in model.named_parameters() if p.requires_grad][:5], loss.grad_fn)   # in the script, before backward()",
+    "print(sum(p.grad is not None for g in optimizer.param_groups for p in g['params']))   # in the script, after backward()",
+)
+_SHOW_DTYPES: Final = (
+    "print({(p.dtype, p.requires_grad) for p in model.parameters()})   # in the script, before the training",
+)
 _MEANINGS: Final = (
     # torch/amp/grad_scaler.py counts the devices on which an optimizer's parameters have gradients.
     Meaning(
@@ -77,7 +87,12 @@ _MEANINGS: Final = (
         "GradScaler found no gradient at all in that optimizer's parameters: backward() reached none of them. They are frozen, or the loss is "
         "cut off from them (made anew by torch.tensor(...), by .item(), .detach() or within no_grad()), or the optimizer has other parameters "
         "than the model.",
-        "See before scaler.step() whether any of them has a gradient, and before backward() whether the loss has a grad_fn",
+        (
+            Fix(
+                "See before scaler.step() whether any of them has a gradient, and before backward() whether the loss has a grad_fn",
+                _SHOW_GRADIENTS,
+            ),
+        ),
     ),
     # torch/csrc/autograd/engine.cpp
     Meaning(
@@ -85,18 +100,45 @@ _MEANINGS: Final = (
         "backward() was called of a loss that depends on no parameter that is trained: all are frozen, or the loss is cut off from them (made "
         "anew by torch.tensor(...), by .item(), .detach() or within no_grad()), or gradient checkpointing (use_reentrant=True) was given inputs "
         "that need no gradient.",
-        "See which parameters are trained, and whether the loss has a grad_fn",
+        (Fix("See which parameters are trained, and whether the loss has a grad_fn", _SHOW_GRADIENTS),),
     ),
-)
-_SHOW_GRADIENTS: Final = (
-    "print([n for n, p in model.named_parameters() if p.requires_grad][:5], loss.grad_fn)   # in the script, before backward()",
-    "print(sum(p.grad is not None for g in optimizer.param_groups for p in g['params']))   # in the script, after backward()",
-)
+    # torch/amp/grad_scaler.py: the scaler takes gradients of float32, which autocast gives where the parameters are of float32.
+    Meaning(
+        "Attempting to unscale FP16 gradients",
+        "Mixed precision by fp16 (GradScaler) needs parameters of float32, and those that are trained here were loaded, or cast, to float16.",
+        (
+            Fix(
+                "Load the model in float32 (no .half(), no torch_dtype=torch.float16), and let autocast choose; of a model with adapters cast what "
+                "is trained; this shows the dtypes",
+                _SHOW_DTYPES,
+            ),
+        ),
+    ),
+    # aten/src/ATen/native/cuda/AmpKernels.cu has no kernel for bfloat16.
+    Meaning(
+        '"_amp_foreach_non_finite_check_and_unscale_cuda" not implemented for \'BFloat16\'',
+        "Mixed precision by fp16 (GradScaler) is switched on, and the parameters that are trained are of bfloat16: bfloat16 needs no scaling, and "
+        "the scaler takes none.",
+        (
+            Fix(
+                "Train in bfloat16 without a scaler (of the Trainer bf16=True and fp16=False), or load the model in float32; this shows the dtypes",
+                _SHOW_DTYPES,
+            ),
+        ),
+    ),
+    # caffe2/serialize/inline_container.cc
+    Meaning(
+        "Parent directory ",
+        "The file is to be written into a folder that isn't there: torch.save() makes none. A relative path counts from the folder in which the job "
+        "was started.",
+        (Fix("Make the folder before it is written to; in the script, on one rank", ("os.makedirs(os.path.dirname(path), exist_ok=True)",)),),
+    ),
+)  # fmt: skip
 
 
 def meaning_of(raised: LoggedException) -> Meaning | None:
     """Return what its words mean, where a library's source tells that."""
-    return next((meaning for meaning in _MEANINGS if raised.message.startswith(meaning.words)), None)
+    return next((meaning for meaning in _MEANINGS if raised.message.startswith(meaning.begins)), None)
 
 
 def fault_of(raised: LoggedException) -> BlamedCode:
@@ -203,6 +245,29 @@ def fixes_of_a_race(said: str, log: Log) -> tuple[Fix, ...]:
     )
 
 
+_NO_FILE: Final = compile_lazily(
+    r"\[Errno 2\] No such file or directory: (?P<quote>['\"])(?P<file>[^'\"]{1,4000})(?P=quote)"
+)
+
+
+def _fixes_of_a_missing_file(raised: LoggedException) -> tuple[Fix, ...]:
+    """Say how to see which part of a path is missing: what names it mostly is far from the line that opens it."""
+    found = _NO_FILE.match(raised.message)
+    if not found or short_name(raised.exception) != "FileNotFoundError":
+        return ()
+    file = found["file"]
+    relative = (
+        "" if file.startswith("/") else "; the path is relative: it counts from the folder in which the job was started"
+    )
+    return (
+        Fix(
+            f"{file} isn't there: see on that host which part of the path is missing, and correct it where it is set (an option, a settings file, "
+            f"an environment variable), or bring the data there{relative}",
+            (shlex.join(("namei", file)),),
+        ),
+    )
+
+
 _ASKS: Final = compile_lazily(r"(?i)\b(?:set|(?:re-?)?(?:run|try)|export|pass)\b(?P<what>(?:(?![.!?;](?:\s|$)).)*)")
 """A sentence that asks for something, from there on."""
 _SETTINGS: Final = compile_lazily(r"(?<![\w=])[A-Z][A-Z0-9_]{3,40}=[\w.:/-]+(?<![.:])")
@@ -212,9 +277,9 @@ _SETTINGS: Final = compile_lazily(r"(?<![\w=])[A-Z][A-Z0-9_]{3,40}=[\w.:/-]+(?<!
 def fault_fixes(raised: LoggedException, log: Log) -> tuple[Fix, ...]:
     """Say what decides: what the message asks for itself, and which release it is of the package that raised it."""
     if meaning := meaning_of(raised):
-        return (Fix(meaning.fix, _SHOW_GRADIENTS),)
-    if race := fixes_of_a_race(said_of(raised), log):
-        return race
+        return meaning.fixes
+    if found := fixes_of_a_race(said_of(raised), log) or _fixes_of_a_missing_file(raised):
+        return found
     settings = [setting for asked in _ASKS.finditer(raised.message) for setting in _SETTINGS.findall(asked["what"])]
     exports = tuple(f"export {setting}" for setting in settings)
     asked = (Fix("Its own words ask for another run, with", exports),) if exports else ()
