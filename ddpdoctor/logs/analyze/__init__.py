@@ -1,7 +1,6 @@
 """From what a log says to a cause: failures, their order, ranks and verdict. Pure."""
 
 __all__ = [
-    "deciding_commands",
     "endings",
     "false_positives",
     "good_runs",

@@ -72,7 +72,7 @@ def hypotheses(log: Log, effects: Sequence[SignMatch], catalogue: Catalogue) -> 
         or _all_the_same(waited, log)
         or _different_lines(log, effects)
         or _did_not_come(effects, catalogue.slug_for(LogTopic.MISSING_NODE))
-        or (_waiting(waited) if len(said) == len(effects) else ())
+        or (_waiting(waited) if all(effect.slug == watchdog for effect in effects) else ())
     )
 
 

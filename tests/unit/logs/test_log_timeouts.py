@@ -144,6 +144,15 @@ def test_fewer_than_those_that_waited_say_nothing_wherever_their_numbers_lie() -
     )
 
 
+def test_what_the_watchdog_says_without_a_rank_hides_nobodys_wait() -> None:
+    unlabelled = "[E ProcessGroupNCCL.cpp:480] To avoid data inconsistency, we are taking the entire process down.\n"
+    two = f"{timeouts_of((0,))}{timeouts_of((7,)).replace('SeqNum=60', 'SeqNum=40')}{unlabelled}"
+    (suspect, *_) = verdict_of(read(two), catalogue()).suspects
+    assert suspect.why == (
+        "rank 0 waited in ALLREDUCE number 60 of 512 elements, and rank 7 waited in ALLREDUCE number 40 of 512 elements"
+    )
+
+
 def test_a_log_of_one_node_accuses_no_other_node() -> None:
     assert verdict_of(read(timeouts_of(range(8, 16))), catalogue()).silent == ()
 
