@@ -20,7 +20,7 @@ GROW = Fix(
     ("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",),
 )
 DEVICES = {
-    "UR": "XPU", "ZE": "XPU", "DEVMEM": "HPU", "workspace": "HPU", "hbm": "TPU", " at the bottom of memory": "TPU",
+    "UR": "XPU", "ZE": "XPU", "DEVMEM": "HPU", "workspace": "HPU", "hbm": "TPU", " at the bottom of memory": "TPU", "MPS": "Mac",
 }  # fmt: skip
 """What a sign's word for the device calls it, where it is none of NVIDIA's or AMD's."""
 

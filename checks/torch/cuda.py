@@ -164,25 +164,45 @@ def cuda_compat_unsupported(driver: Driver, gpus: Maybe[Gpus], libraries: Maybe[
     )
 
 
-def _of_rocm(seen: Sequence[SignMatch], log: Log) -> Particulars:
-    """Of an AMD GPU other builds are told: CUDA's generations say nothing of it."""
-    if not any("HIP error: " in match.line.text for match in seen):
-        return Particulars()
-    show = (
-        "python -c 'import torch; print(torch.cuda.get_arch_list(), torch.cuda.get_device_properties(0).gcnArchName)'"
-    )
-    return Particulars(
-        fixes=(
-            Fix("See for which GPUs this torch was built, and what this one is called", (show,)),
-            Fix(
-                "Install a build for a release of ROCm that names this GPU; build extensions again, with PYTORCH_ROCM_ARCH naming it"
-            ),
-        ),
-        cause="A ROCm build of torch, or of an extension, holds code for the AMD GPUs that were named as it was built, and for no others.",
-    )
+_AMD = ("HIP error: ", "hipErrorNoBinaryForGpu", "rocBLAS error: ", "MIOpen(HIP): ")
+_KERNELS_FOR_NEWER = (
+    " only supports Ampere GPUs",
+    " only supports Hopper GPUs",
+    " requires .target sm_",
+    "bf16 is only supported on A100+",
+)
 
 
-@check("gpu-arch-unsupported", severity=FAIL, owner=Owner.USER, log=LogTraits(particulars=_of_rocm))
+def _of_others(seen: Sequence[SignMatch], log: Log) -> Particulars:
+    """Of an AMD GPU, and of kernels that were written for newer GPUs, other things help than another build of torch for CUDA."""
+    lines = [match.line.text for match in seen]
+    if any(words in line for line in lines for words in _AMD):
+        return _OF_ROCM
+    return _OF_KERNELS if all(any(words in line for words in _KERNELS_FOR_NEWER) for line in lines) else Particulars()
+
+
+_SHOW_AMD = (
+    "python -c 'import torch; print(torch.cuda.get_arch_list(), torch.cuda.get_device_properties(0).gcnArchName)'"
+)
+_OF_ROCM = Particulars(
+    fixes=(
+        Fix("See for which GPUs this torch was built, and what this one is called", (_SHOW_AMD,)),
+        Fix("Install a build for a release of ROCm that names this GPU; build extensions again, with PYTORCH_ROCM_ARCH naming it"),
+    ),
+    cause="A ROCm build of torch, or of an extension, holds code for the AMD GPUs that were named as it was built, and for no others.",
+)  # fmt: skip
+_OF_KERNELS = Particulars(
+    "This GPU is older than the kernels need that the run uses",
+    (
+        Fix("See what this GPU can", ("python -c 'import torch; print(torch.cuda.get_device_name(), torch.cuda.get_device_capability())'",)),
+        Fix("On a GPU before Ampere (below 8.0), train in float16 or float32 in place of bfloat16"),
+        Fix("Use other kernels: in transformers attn_implementation='sdpa' in place of 'flash_attention_2'; torch's own scaled_dot_product_attention"),
+    ),
+    "These kernels use what only newer GPUs have; no build of them runs on this one.",
+)  # fmt: skip
+
+
+@check("gpu-arch-unsupported", severity=FAIL, owner=Owner.USER, log=LogTraits(particulars=_of_others))
 def gpu_arch_unsupported(
     torch: Torch,
     gpus: Gpus,

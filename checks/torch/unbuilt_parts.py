@@ -39,7 +39,7 @@ def _loads_in_vain(raised: LoggedException) -> bool:
     return bool(package_of(last.path) and _LOADER.search(last.function) and of_library)
 
 
-_XFORMERS: Final = "xFormers"
+_XFORMERS: Final = "xformers"
 _ITS_OWN_FILE: Final = (
     "The compiled part of a package is a file of its own, built for one torch, one CUDA and one Python. Without it, only the package's "
     "Python code is there."
@@ -52,7 +52,7 @@ def which_part(seen: Sequence[SignMatch], log: Log) -> Particulars:
     if not package:
         return Particulars()
     fixes: tuple[Fix, ...]
-    if package == _XFORMERS:
+    if package.lower() == _XFORMERS:
         summary = "xFormers was installed without kernels for CUDA that fit this torch"
         fixes = (
             Fix("See which torch and CUDA it was built for", (shlex.join((python, "-m", "xformers.info")),)),

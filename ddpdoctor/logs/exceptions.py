@@ -86,7 +86,7 @@ _OF_LIBRARIES: Final = compile_lazily(
     r"|\((?:Fatal|PreconditionNotMet|Unavailable|ResourceExhausted|External|Unimplemented|ExecutionTimeout)\) "
     r"|\S{1,200}/ccsrc/\S{1,200}\.cc:\d+ |XLA:[A-Z]+ "
     r"|Ascend collective communication initialization failed|Device \d+ call rt\w+ failed"
-    r"|Numpy is not available|Error building extension '|cublas runtime error"
+    r"|Numpy is not available|Error building extension '|cublas runtime error|miopenStatus\w+$|.{0,200}NPU function error: "
     r"|The current installed version of \S+ \([\d.]+\) is less than the minimum)"
 )
 """Words of a library about itself and the machine: no mistake that a script's line shows. Among them the kinds of Paddle's errors, the places
