@@ -37,6 +37,8 @@ SHORTENED: Final = "HYDRA_FULL_ERROR"
 """In hydra's last line, behind whatever exception; where there is none, the configuration could not be put together."""
 MAX_LINES_OF_MESSAGE: Final = 40
 """Lines of a stream behind an exception's name that may still be its message."""
+MAX_LINES_OF_CODE: Final = 2000
+"""The same where nothing stands behind the name: torch's compilers put all of a kernel before the compiler's own words."""
 MAX_LINES_ABOUT_EXIT: Final = 8
 """Lines behind the first of a launcher's words on a process that may still be about it."""
 
@@ -271,7 +273,9 @@ def _is_within(seen: SignMatch, chain: Sequence[LoggedException], until: int) ->
     began, last = chain[0].began, chain[-1].line
     # A traceback may begin within a line that wasn't ended: what that says is of the one before.
     first = began.number + (seen.line.text != began.text and began.text.rstrip(": ") == _HEADER)
-    if first <= seen.line.number <= min(last.number + MAX_LINES_OF_MESSAGE, until - (until != last.number)):
+    long = seen.role is SignRole.NAMES and last.text.endswith(":")
+    reach = last.number + (MAX_LINES_OF_CODE if long else MAX_LINES_OF_MESSAGE)
+    if first <= seen.line.number <= min(reach, until - (until != last.number)):
         return True
     # Of a sign that a rank says again, only the first place is known.
     return seen.times > 1 and seen.line.number < began.number and any(seen.sign in raised.message for raised in chain)

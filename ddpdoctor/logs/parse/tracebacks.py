@@ -108,7 +108,7 @@ class Assembler:
             self._own_line(line)
             return None
         found = _EXCEPTION.match(text.strip())
-        if found and self._is_exception(found["name"], found["message"] or ""):
+        if found and self._is_exception(found["name"], found["message"] or "", text.rstrip()):
             return self._raised(found["name"], found["message"] or "", line)
         self._others += 1
         self.given_up = self._headless
@@ -129,12 +129,12 @@ class Assembler:
         )
         return self._raised(*(("AssertionError", asserted["words"]) if asserted else ("", "")), self._latest)
 
-    def _is_exception(self, name: str, message: str) -> bool:
+    def _is_exception(self, name: str, message: str, text: str) -> bool:
         """Whether it may be the line of an exception, and none that a logger or another process has written into the traceback, nor what is left
-        of a line that was broken at a width."""
+        of a line that was broken at a width, nor a heading."""
         if _OF_AN_ERROR.search(name):
             return True
-        if "." not in name and not name[0].isupper():
+        if "." not in name and (not name[0].isupper() or (not message and text.endswith(":"))):
             return False
         return (
             not self._headless
