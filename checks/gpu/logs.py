@@ -110,21 +110,35 @@ def amd_gpu_reset(log: Log, seen: Sequence[SignMatch]) -> Finding:
     )
 
 
+_OF_ASCEND = ("EJ0001", "EL0005")
+"""The driver's numbers for a card that is taken."""
+
+
 @log_check("hpu-not-acquired", severity=FAIL, owner=Owner.UNKNOWN, of_rank=True)
 def hpu_not_acquired(log: Log, seen: Sequence[SignMatch]) -> Finding:
-    """A process could not take a Gaudi card for itself.
+    """A process could not take a Gaudi or Ascend card for itself.
 
     ## What breaks
-    The rank ends as it first uses the card, with "Device acquire failed"; the others wait for it.
+    The rank ends as it first uses the card, with "Device acquire failed" (Gaudi), "The resources are busy" or "Maybe the last training process
+    is running" (Ascend); the others wait for it.
 
     ## Why
-    A card belongs to one process at a time: another job, or a process that an earlier run left behind, holds it. Or there are more ranks than
-    free cards; or the container was started without them; or driver and firmware don't go with this release of the software.
+    Another job, or a process that an earlier run left behind, holds the card, or the card is being reset. Or there are more ranks than free
+    cards; or the container was started without them; or driver and firmware don't go with this release of the software.
 
     ## Fix
-    See who holds the cards by `hl-smi`, and start as many ranks as there are free ones. A container needs `--runtime=habana -e
-    HABANA_VISIBLE_DEVICES=all`.
+    See who holds the cards by `hl-smi` or `npu-smi info`, end what was left behind, wait ten seconds, and start as many ranks as there are free
+    ones. A container needs `--runtime=habana -e HABANA_VISIBLE_DEVICES=all` (Gaudi) or `--device=/dev/davinci0` for each card (Ascend).
     """
+    if any(words in match.line.text for match in seen for words in _OF_ASCEND):
+        return Finding.of(
+            "An Ascend card could not be taken: another process holds it, or it isn't ready",
+            Fix(
+                "See who holds the cards, and end what an earlier run left behind",
+                ("npu-smi info", "ps -ef | grep [p]ython"),
+            ),
+            Fix("Wait ten seconds after it has ended, and start again with as many ranks as there are free cards"),
+        )
     return Finding.of(
         "A Gaudi card could not be taken",
         Fix(

@@ -78,6 +78,10 @@ _TOLD_ABOVE: Final = compile_lazily(
 _OF_DISTRIBUTED: Final = compile_lazily(
     r"^torch\.distributed\.|^(?:torch\.)?(?:Dist\w+Error|Rendezvous\w+Error)$|^torch\.AcceleratorError$|^c10"
 )
+_OF_A_TENSOR: Final = compile_lazily(
+    r"^(?:Unsupported data type for HCCL|Input tensor data type is not supported for NCCL) process group"
+)
+"""A collective's word on the data type that the script handed it."""
 _OF_LIBRARIES: Final = compile_lazily(
     r"^(?:CUDA |cuda runtime error \(|NCCL [eE]rror|cuDNN error|CUBLAS_|nccl[A-Z]\w+:|\[enforce fail|\[\S*gloo/|.*INTERNAL ASSERT FAILED"
     r"|.*version [`'][^']+' not found \(required by |Could not load (?:the )?(?:lib\w|\S{1,200}\.so\b)|Failed to find C compiler|.*No working C\+\+ compiler found|numpy\.dtype size changed|numpy\.core\.multiarray failed"
@@ -254,7 +258,8 @@ def is_of_a_tool(raised: LoggedException) -> bool:
 
 
 def _is_distributed(raised: LoggedException) -> bool:
-    return bool(_OF_DISTRIBUTED.search(raised.exception)) or "torch/distributed/" in _innermost(raised)
+    within = "torch/distributed/" in _innermost(raised) and not _OF_A_TENSOR.search(raised.message)
+    return within or bool(_OF_DISTRIBUTED.search(raised.exception))
 
 
 # --- calls of the script's own ------------------------------------------------------------------------------------------

@@ -126,6 +126,19 @@ _MEANINGS: Final = (
             ),
         ),
     ),
+    # safetensors: bindings/python/py_src/safetensors/torch.py
+    Meaning(
+        "Some tensors share memory, this will lead to duplicate memory on disk",
+        "safetensors saves no tensor twice, and refuses a model in which two names stand for the same memory: mostly tied weights (embeddings and "
+        "output layer) that the model's class doesn't declare, as where it is wrapped in another module, or was changed after it was loaded.",
+        (
+            Fix(
+                "Save by what knows tied weights, in the place of save_file(model.state_dict(), ...); in the script",
+                ("safetensors.torch.save_model(model, 'model.safetensors')",),
+            ),
+            Fix("Of transformers' Trainer, where its release has that: TrainingArguments(..., save_safetensors=False)"),
+        ),
+    ),
     # caffe2/serialize/inline_container.cc
     Meaning(
         "Parent directory ",
