@@ -19,8 +19,6 @@ from ddpdoctor.logs.parse.labels import names_process
 
 _OF_PYTHON_M: Final = "_run_module_as_main"
 """The function of Python's own in which `python -m` begins."""
-MAX_LINES_HELD: Final = 1024
-"""Lines of 8 characters that Python may hold back of what goes to a file: what is more behind an exception was written after it."""
 WENT_ON: Final = 3
 """Lines behind such a traceback by which the run shows that it goes on."""
 OF_A_FOOTER: Final = 60
@@ -160,8 +158,6 @@ def ended_well(course: Timeline) -> bool:
     if failures and not log.exited and all(_trained_on(failure, course) for failure in failures):
         return True
     announced = [failure for failure in failures if got_over(failure, course)]
-    if any(_is_last_word(failure, course) for failure in failures if failure not in announced):
-        return False
     failures = [
         failure for failure in failures if not any(failure is other or _alike(failure, other) for other in announced)
     ]
@@ -199,16 +195,7 @@ def _trained_on(failure: Failure, course: Timeline) -> bool:
         return not _ENDS_ITS_PROCESS.search(failure.line.text)
     # The last line is another one than a step: what is written when all is done.
     ends = course.latest is not None and bool(_AT_THE_END.search(course.latest.text))
-    another_run = not course.log.launcher and trains.number - failure.over.number > MAX_LINES_HELD
-    return may_be_caught(failure.raised) or ((_is_optional(failure.raised) or another_run) and ends)
-
-
-def _is_last_word(failure: Failure, course: Timeline) -> bool:
-    """Whether the log ends with such an exception again: of one that is raised again and again, only the first time is known."""
-    over, last = failure.over, course.latest
-    if failure.raised is None or last is None or last.file != over.file or last.order <= over.order:
-        return False
-    return bool(NAMED.match(last.text)) and last.text.startswith(f"{over.text.partition(':')[0]}:")
+    return may_be_caught(failure.raised) or (_is_optional(failure.raised) and ends)
 
 
 def _is_optional(raised: LoggedException) -> bool:
