@@ -133,8 +133,11 @@ def may_be_caught(raised: LoggedException) -> bool:
 
 def ends_its_run(raised: LoggedException) -> bool:
     """Whether nobody caught it, so that a run of one process, or of that launcher, is over behind it. A process that multiprocessing starts begins
-    in a string; what a logger writes before a launcher's last words is no announcement of them."""
-    if raised.chained or not raised.frames or raised.frames[0].path.startswith("<") or may_be_caught(raised):
+    in a string; what a logger writes before a launcher's last words is no announcement of them; and how far a message goes that begins below the
+    name, nobody knows."""
+    if raised.chained or not raised.frames or may_be_caught(raised) or raised.frames[0].path.startswith("<"):
+        return False
+    if raised.line.text.rstrip().endswith(":"):
         return False
     return not raised.announced or is_within_launcher(raised)
 
