@@ -10,7 +10,7 @@ from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.facts.log import Log, LoggedException, LogLine
 from ddpdoctor.logs.analyze.failures import Failure, FailureKind
 from ddpdoctor.logs.analyze.illness_traits import is_grave
-from ddpdoctor.logs.analyze.timeline import Timeline
+from ddpdoctor.logs.analyze.timeline import OUTLIVED_SECONDS, Timeline
 from ddpdoctor.logs.exceptions import ENDS_NOTHING, INFORMS, LEVEL, LOGGED, NAMED, is_bare, may_be_caught, short_name
 from ddpdoctor.logs.launch_failures import STARTS_AGAIN, gives_up
 from ddpdoctor.logs.parse.error_words import ERROR_WORDS, speaks_of_error
@@ -253,7 +253,7 @@ def _is_behind(failure: Failure, over: LogLine, by: Set[str], course: Timeline) 
         # What a process has held back of its output is lost if a signal ends it.
         of_another_run = {SHELL} if _is_alone(log) else set()
         return by <= {TELLS_OF_EVERY_END, RAY_TRAIN, ANYBODY, *of_another_run} and bool(far)
-    if failure.raised is None:
+    if failure.raised is None or _may_still_wait(failure, course):
         return False
     if _goes_on_alone(failure.raised, over, course):
         return True
@@ -269,6 +269,15 @@ def _is_behind(failure: Failure, over: LogLine, by: Set[str], course: Timeline) 
     return last.file == over.file and last.number - over.number > MAX_SAME_LINES * (
         len(log.ranks) if failure.rank is not None else 1
     )
+
+
+def _may_still_wait(failure: Failure, course: Timeline) -> bool:
+    """Whether an illness that ends a training was told in a thread only seconds before the log's end: the others go on until they need it."""
+    grave = any(is_grave(course.catalogue, sign.slug, sign.sign) for sign in failure.signs)
+    last = _last_words(failure, course)
+    if not grave or last is None or last.time is None or failure.line.time is None:
+        return False
+    return last.time - failure.line.time <= OUTLIVED_SECONDS
 
 
 def _only_clears_up(failure: Failure, over: LogLine, last: LogLine) -> bool:

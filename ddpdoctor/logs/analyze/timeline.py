@@ -21,6 +21,8 @@ OUTLIVED_SECONDS: Final = 60.0
 """Seconds that a rank goes on after words of an illness, and so did not fail by it."""
 OUTLIVED_LINES: Final = 80
 """Lines of a rank that say the same."""
+CANCELLED: Final = "CANCELLED AT"
+"""Slurm's word on a job or step that it has ended, with all of its processes."""
 SAY_LITTLE: Final = {"", "AssertionError", "RuntimeError", "SystemExit", "ImportError", "OSError"}
 """Exceptions by which a script gives up over something that another line says."""
 _RAISED_BY_TORCH: Final = "RuntimeError"
@@ -122,6 +124,21 @@ class Timeline:
                 or self._merely_warns(failure)
             )
         return any(self.far(failure.over, follower.began) for follower in later)
+
+    def went_on_until_stopped(self, failure: Failure) -> bool:
+        """Whether mere words are followed by many steps, and the run was ended from outside: who hangs takes none."""
+        stops = [
+            other.line.order
+            for other in self.failures
+            if other.is_from_outside or (other.exited and CANCELLED in other.line.text)
+        ]
+        trains, said = self.log.trains, failure.kind is FailureKind.SAID
+        return said and bool(stops) and trains is not None and failure.line.order < min(trains.order, *stops)
+
+    def only_warned(self, failure: Failure) -> bool:
+        """Whether a library warned by those words, and its rank went on for long."""
+        above = [line.text for sign in failure.signs for line in sign.before[-1:]]
+        return any(map(_WARNS.match, (failure.line.text, *above))) and self.gone_on_after(failure.line)
 
     def _merely_warns(self, failure: Failure) -> bool:
         """Whether a library only warns by those words, and an exception behind them speaks of something else."""

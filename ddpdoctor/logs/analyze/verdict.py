@@ -121,6 +121,9 @@ def _names_cause(verdict: LogVerdict, catalogue: Catalogue) -> bool:
 def _of_attempt(log: Log, catalogue: Catalogue) -> LogVerdict:
     failures = failures_of(log, catalogue)
     course = Timeline(log, failures, catalogue)
+    if any(course.went_on_until_stopped(failure) for failure in failures):
+        failures = [failure for failure in failures if not course.went_on_until_stopped(failure)]
+        course = Timeline(log, failures, catalogue)
     fallen = any(failure.is_effect for failure in failures)
     own = [
         failure
@@ -178,10 +181,11 @@ def _breaks_off_behind_an_effect(failure: Failure, others: Sequence[Failure]) ->
 
 
 def _only_warns(course: Timeline) -> bool:
-    """Whether libraries only warn of what they try again, and fit an illness: where the log was cut, or the run goes on, nothing failed. Or
-    whether the training has come to its end in spite of what was said, as a monitor may."""
+    """Whether libraries only warn, of what they try again, or long before the log's end: where the log was cut, or the run goes on, nothing failed.
+    Or whether the training has come to its end in spite of what was said, as a monitor may."""
     mere = all(
-        failure.kind is FailureKind.SAID and not failure.names and _TRIES_ON.match(failure.line.text)
+        failure.kind is FailureKind.SAID
+        and ((not failure.names and _TRIES_ON.match(failure.line.text)) or course.only_warned(failure))
         for failure in course.failures
     )
     said = all(failure.kind is FailureKind.SAID and not failure.effects for failure in course.failures)

@@ -55,7 +55,7 @@ _FIGURES: Final = re.compile(r"\d+")
 _STEP: Final = re.compile(r"(?!(?:wandb|srun|slurmstepd|\w*Error|\w*Exception): )[\w\[({<].*[A-Za-z]")
 """Neither of a traceback, a table or a picture, nor what others write when a training is over."""
 _LOSS: Final = re.compile(
-    r"(?i)(?=.*\b(?:step|iter|iteration|epoch|batch|update|it)s?\b)(?!.*\b(?:nan|inf)\b).*\bloss\w*[\"']?\W{1,4}\d"
+    r"(?i)(?=.*\b(?:step|iter|iteration|epoch|batch|update|it)s?\b)(?!.*\b(?:nan|inf)\b).*(?<![A-Za-z])loss\w*[\"']?\W{1,4}\d"
 )
 """A step of a training, with a loss that is a number."""
 STEPS_OF_GOING_ON: Final = 10

@@ -186,9 +186,10 @@ def exits_said(literal: str, line: LogLine) -> Iterator[ProcessExit]:
 
 
 def _is_known(text: str) -> bool:
-    """Whether a launcher's own form has that line, or torch tells of a child of a rank's own."""
+    """Whether a launcher's own form has that line, torch tells of a child of a rank's own, or pip of a program that it started, in its frame."""
     return (
         OF_A_LOADER in text
+        or text.lstrip().startswith("│")
         or any(form.literal in text and form.pattern.search(text) for form in _FORMS)
         or mentioned(text, "code")
     )

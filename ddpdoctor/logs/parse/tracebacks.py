@@ -30,13 +30,10 @@ _BOX: Final = ("╭", "│", "╰")
 _IN_A_BOX: Final = re.compile(r"│ (?P<path>\S[^│]*?\.py):(?P<line>\d{1,9}) in (?P<function>\S+) *│?$")
 _CODE_IN_A_BOX: Final = re.compile(r"│ +❱ +(?P<line>\d{1,9}) (?P<code>.*)")
 _CHAINS: Final = ("During handling of the above exception", "The above exception was the direct cause")
-_OF_A_LOGGER: Final = {"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"}
-"""Levels, which stand before a message as a name does."""
 _OF_AN_ERROR: Final = re.compile(r"(?:\w\.|^)\w*(?:Error|Exception|Interrupt|Exit)$")
 """The name of an exception that is one even where no header announces it."""
-_EXCEPTIONS_BY_FORM: Final = re.compile(r"\.\w|(?:Warning|Expired|Failed|Failure|Iteration)$")
-_FIGURE: Final = re.compile(r"[-+]?\d[\d.,]*(?:[eE][-+]?\d+)?(?: ?(?:%|[A-Za-z]{1,3}(?:/[A-Za-z]{1,4})?))?$")
-"""What stands behind the name of a metric; an exception's message mostly is more, as that of a KeyError isn't."""
+_EXCEPTIONS_BY_FORM: Final = re.compile(r"\.\w|^[A-Z]\w*(?:Warning|Expired|Failed|Failure|Iteration|Group)$")
+"""Python puts the module before the name of any class that is neither its own nor the script's."""
 _ASSERTED: Final = re.compile(
     r"assert (?:(?<![\w.])(?:len|isinstance|issubclass|hasattr|callable)\(|(?![\w\])]\().)+, ?\(?(?P<quote>['\"])(?P<words>[^'\"\\]+)(?P=quote)\)?$"
 )
@@ -108,7 +105,7 @@ class Assembler:
             self._own_line(line)
             return None
         found = _EXCEPTION.match(text.strip())
-        if found and self._is_exception(found["name"], found["message"] or "", text.rstrip()):
+        if found and self._is_exception(found["name"]):
             return self._raised(found["name"], found["message"] or "", line)
         self._others += 1
         self.given_up = self._headless
@@ -129,18 +126,12 @@ class Assembler:
         )
         return self._raised(*(("AssertionError", asserted["words"]) if asserted else ("", "")), self._latest)
 
-    def _is_exception(self, name: str, message: str, text: str) -> bool:
-        """Whether it may be the line of an exception, and none that a logger or another process has written into the traceback, nor what is left
-        of a line that was broken at a width, nor a heading."""
-        if _OF_AN_ERROR.search(name):
-            return True
-        if "." not in name and (not name[0].isupper() or (not message and text.endswith(":"))):
-            return False
-        return (
-            not self._headless
-            and name not in _OF_A_LOGGER
-            and bool(_EXCEPTIONS_BY_FORM.search(name) or not _FIGURE.match(message))
-        )
+    def _is_exception(self, name: str) -> bool:
+        """Whether it may be the name of an exception, and none that a logger or another process has written into the traceback, nor what is left
+        of a line that was broken at a width, nor a heading. Of the script's own any name will do that the last call raises."""
+        raised = bool(self._frames) and self._frames[-1].code.startswith(f"raise {name}")
+        by_form = not self._headless and bool(_EXCEPTIONS_BY_FORM.search(name))
+        return raised or by_form or bool(_OF_AN_ERROR.search(name))
 
     def _own_line(self, line: LogLine, *, ends_in_frame: bool = False) -> None:
         self._latest, self._ends_in_frame, self._others = line, ends_in_frame, 0

@@ -29,13 +29,18 @@ def test_a_metric_within_a_traceback_is_no_exception(line: str) -> None:
     assert not raised.exception
 
 
-@pytest.mark.parametrize(
-    "line", ["KeyError: 5", "StopIteration: 7", "SystemExit: 2", "mypackage.Stop: 3", "Stop: no sample 3"]
-)
+@pytest.mark.parametrize("line", ["KeyError: 5", "StopIteration: 7", "SystemExit: 2", "mypackage.Stop: 3"])
 def test_an_exception_may_have_a_figure_for_its_message(line: str) -> None:
     raised = judged(f"{TRACEBACK}{line}\n").raised
     assert raised is not None
     assert f"{raised.exception}: {raised.message}" == line
+
+
+def test_an_exception_of_the_script_s_own_is_known_by_the_call_that_raises_it() -> None:
+    frame = '  File "/home/ada/fit.py", line 4, in fit\n    raise Stop("no sample 3")\n'
+    raised = judged(f"{TRACEBACK}{frame}Stop: no sample 3\n").raised
+    assert raised is not None
+    assert (raised.exception, raised.message) == ("Stop", "no sample 3")
 
 
 @pytest.mark.parametrize("condition", ["count > 0", "not (count <= 0)", 'len(samples["a"]) > 0'])
@@ -135,7 +140,7 @@ def test_of_a_single_line_long_after_an_error_its_words_tell_whether_the_run_wen
     assert judge_log(read(f"{LOGGED}\n2026-03-02 09:14:31,802 - fit - INFO - {last}\n"), catalogue()).word is word
 
 
-@pytest.mark.parametrize(("left", "exception"), [("a", "KeyError"), ("_impl", "KeyError"), ("Stop", "Stop")])
+@pytest.mark.parametrize(("left", "exception"), [("a", "KeyError"), ("_impl", "KeyError"), ("Stop", "KeyError")])
 def test_what_a_terminal_broke_off_a_frame_s_line_is_no_exception(left: str, exception: str) -> None:
     """A log of which each line was broken at a width: the rest of a function's name stands at a line's beginning, as an exception does."""
     frame = '  File "/opt/env/lib/python3.11/site-packages/torch/utils/data/dataloader.py", line 1345, in _next_dat\n'

@@ -100,3 +100,18 @@ def test_a_loss_that_is_no_number_any_more_is_still_an_illness() -> None:
 def test_what_the_kernel_says_of_a_gpu_is_told_whatever_follows() -> None:
     xid = "NVRM: Xid (PCI:0000:3b:00): 79, pid=123, name=python, GPU has fallen off the bus.\n"
     assert verdict_of(read(xid + steps(12)), catalogue()).outcome is RunOutcome.ILLNESS
+
+
+WARNED = (
+    "/w/torch/cuda/__init__.py:104: UserWarning: \n"
+    "NVIDIA A10 with CUDA capability sm_86 is not compatible with the current PyTorch installation.\n"
+    "The current PyTorch install supports CUDA capabilities sm_37 sm_50 sm_60 sm_70.\n"
+)
+
+
+@pytest.mark.parametrize(("count", "well"), [(3, False), (200, True)])
+def test_what_was_only_warned_of_long_before_the_end_has_ended_nothing(count: int, well: bool) -> None:
+    pictures = "".join(f"picture {number} of {count}\n" for number in range(count))
+    verdict = verdict_of(read(WARNED + pictures), catalogue())
+    assert [suspect.slug for suspect in verdict.suspects] == ["gpu-arch-unsupported"]
+    assert verdict.ended_well is well
