@@ -72,6 +72,7 @@ def fail(fault: str) -> None:
         leave(f"rank-{RANK}.there")
         if fault == "stops":
             os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(SECONDS)  # Where it is told to go on before it is told that the fault is over.
         if fault == "holds the GIL":
             ctypes.PyDLL(None).sleep(SECONDS)
         if fault == "sleeps":
