@@ -200,8 +200,6 @@ class GatheredLog:
     def amend(self, raised: LoggedException, **fields: object) -> LoggedException:
         """Take note of what was learned of an exception from the lines behind it; return it with that."""
         amended = msgspec.structs.replace(raised, **fields)
-        if amended.chained and self._uncaught and self._uncaught[-1].over == raised.line.number:
-            self._uncaught.pop()
         known = self._raised.get(self._alike(raised), [])
         if any(one is raised for one in known):
             known[:] = [one for one in known if one is not raised]
@@ -278,6 +276,7 @@ class GatheredLog:
             errors = {order: line for order, line in errors.items() if STARTS_AGAIN not in line.text}
         said = {end.rank for end in exited} | {line.rank for line in last}
         ranks = self.ranks | {rank for rank in said if rank is not None}
+        trains = _trains(self._latest)
         return Log(
             files=tuple(self.files),
             notes=tuple(self.notes),
@@ -297,12 +296,12 @@ class GatheredLog:
             last=tuple(sorted(words.values(), key=_rank_and_order)),
             steps=_steps(self._latest),
             recurs=_recurs(self._latest),
-            trains=_trains(self._latest),
-            ended=self._ended() if len(self.files) == 1 else (),
+            trains=trains,
+            ended=self._ended(trains) if len(self.files) == 1 else (),
             more=self.more,
         )
 
-    def _ended(self) -> tuple[int, ...]:
+    def _ended(self, trains: LogLine | None) -> tuple[int, ...]:
         """Find the exceptions behind which another run follows. One that follows at once may be another rank's, and lines right behind are still
         the same run's, as are steps that Python has held back until it ended, as many as its buffer takes."""
         ends = sorted(one for one in self._uncaught if one.of_launcher or not self.launchers)
@@ -311,7 +310,7 @@ class GatheredLog:
             for end, later in pairwise(ends)
             if later.began - end.over > LINES_OF_ANOTHER_RUN
         ]
-        trains, file = _trains(self._latest), self.files[0]
+        file = self.files[0]
         if ends and trains and trains.number > ends[-1].over:
             behind = (file.lines - ends[-1].over) * file.bytes / file.lines
             over += [ends[-1].over + LINES_OF_ANOTHER_RUN] if behind > MOST_HELD_BACK else []

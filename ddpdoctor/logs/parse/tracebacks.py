@@ -129,7 +129,7 @@ class Assembler:
     def _is_exception(self, name: str) -> bool:
         """Whether it may be the name of an exception, and none that a logger or another process has written into the traceback, nor what is left
         of a line that was broken at a width, nor a heading. Of the script's own any name will do that the last call raises."""
-        raised = bool(self._frames) and self._frames[-1].code.startswith(f"raise {name}")
+        raised = bool(self._frames) and self._frames[-1].code.partition("(")[0] == f"raise {name}"
         by_form = not self._headless and bool(_EXCEPTIONS_BY_FORM.search(name))
         return raised or by_form or bool(_OF_AN_ERROR.search(name))
 
