@@ -223,6 +223,33 @@ def test_who_gets_no_turn_says_so(tmp_path: Path) -> None:
     assert (ended.returncode, ended.stdout) == (2, "no verdict: 8 others were looking at this host for 4 s\n")
 
 
+TURNS_TAKEN_AT_FIRST = ALL_TURNS_TAKEN.replace(
+    "sys.exit", "import threading\nthreading.Timer(3, turns.clear).start()\nsys.exit"
+)
+
+
+@pytest.mark.root
+@pytest.mark.tool("flock", "unshare")
+@pytest.mark.parametrize(("asked", "handed_on"), [("0", "--timeout 0"), ("40", "--timeout 40 --timeout 3[5-8]")])
+def test_the_time_that_is_left_replaces_no_wrong_usage(asked: str, handed_on: str, tmp_path: Path) -> None:
+    """On a busy machine less is left than was asked for; what was asked for wrongly is still to be told as wrong."""
+    launcher = broken_doctor(tmp_path, 'echo "$@"; exit 40')
+    line = [
+        "unshare",
+        "--mount",
+        sys.executable,
+        "-c",
+        TURNS_TAKEN_AT_FIRST,
+        launcher,
+        "--for",
+        "gpud",
+        "--timeout",
+        asked,
+    ]
+    ended = subprocess.run(line, capture_output=True, text=True, timeout=90, check=False)
+    assert re.fullmatch(f"gate --for gpud {handed_on}\n", ended.stdout), (ended.stdout, ended.stderr)
+
+
 NEVER_READ = """
 import fcntl, os, subprocess, sys, time
 subprocess.run(["mount", "-t", "tmpfs", "turns", "/run"], check=True)
