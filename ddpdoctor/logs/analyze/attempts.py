@@ -46,7 +46,7 @@ def attempts_of(log: Log) -> tuple[Log, ...]:
     of_files = {attempt for attempt in named.values() if attempt is not None}
     known = max(of_files, default=0)
     bounds = {
-        number: _runs(log) or _bounds(_of_file(log, number), known)
+        number: list(log.ended) or _bounds(_of_file(log, number), known)
         for number, attempt in named.items()
         if attempt is None
     }
@@ -101,8 +101,10 @@ def _said_again(
 ) -> list[SignMatch]:
     """Find the words of a run's exceptions that an earlier run has said, too: of what is said again only the first place is known."""
     raised = [one for one in parts["raised"].get(number, ()) if isinstance(one, LoggedException)]
-    before = (seen for seen in log.sightings if seen.times > 1 and (attempt(seen.line) or 0) < number)
-    return [seen for seen in before if any(seen.sign in one.message for one in raised)]
+    again = (seen for seen in log.sightings if seen.times > 1 and seen.role is not SignRole.NOISE)
+    return [
+        seen for seen in again if (attempt(seen.line) or 0) < number and any(seen.sign in one.message for one in raised)
+    ]
 
 
 def _of_file(log: Log, file: int) -> Log:
@@ -159,12 +161,6 @@ def _requeued(log: Log) -> list[int]:
         if line and not line.text[:1].isspace() and _shape(line) not in ending
     ]
     return bounds if bounds and any(step.number > bounds[-1] for step in steps) else bounds[:-1]
-
-
-def _runs(log: Log) -> list[int]:
-    """Find the line by which each run but the last one is over, where a file has several one behind the other: of a launcher, or of one process."""
-    ranks = not log.launcher and (len(log.ranks) > 1 or (log.world_size or 1) > 1)
-    return [] if ranks or len(log.hosts) > 1 else list(log.ended)
 
 
 def _shape(line: LogLine) -> str:

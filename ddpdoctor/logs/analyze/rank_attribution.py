@@ -343,10 +343,16 @@ ATTRIBUTIONS: Final = (
 
 
 def silent_ranks(course: Timeline) -> tuple[int, ...]:
-    """List the ranks that say nothing, while more others lost one or waited in vain."""
+    """List the ranks that say nothing, while others, no fewer, lost one or waited in vain. A block of them at the beginning or the end may
+    be a node whose log wasn't read."""
     told = {failure.rank for failure in course.failures if failure.effects and failure.rank is not None}
     # Where several speak, the ranks go up to the highest of them at least.
     highest = max(told, default=0) if len(told) > 1 else 0
     everybody = set(course.log.ranks) | set(range(max(course.log.world_size or 0, highest)))
     silent = everybody - told
-    return tuple(sorted(silent)) if told and len(silent) <= max(1, len(told) - 1) else ()
+    few = len(silent) <= max(1, len(everybody) // 4)
+    of_a_node = not few and silent in (
+        set(range(len(silent))),
+        set(range(len(everybody) - len(silent), len(everybody))),
+    )
+    return tuple(sorted(silent)) if told and (few or len(silent) < len(told)) and not of_a_node else ()

@@ -266,11 +266,14 @@ _NO_FILE: Final = compile_lazily(
 def _fixes_of_a_missing_file(raised: LoggedException) -> tuple[Fix, ...]:
     """Say how to see which part of a path is missing: what names it mostly is far from the line that opens it."""
     found = _NO_FILE.match(raised.message)
-    if not found or short_name(raised.exception) != "FileNotFoundError":
+    is_program = bool(raised.frames) and raised.frames[-1].path.endswith("subprocess.py")
+    if not found or is_program or short_name(raised.exception) != "FileNotFoundError":
         return ()
     file = found["file"]
     relative = (
-        "" if file.startswith("/") else "; the path is relative: it counts from the folder in which the job was started"
+        ""
+        if file.startswith("/") or file[1:2] == ":"
+        else "; the path is relative: it counts from the folder in which the job was started"
     )
     return (
         Fix(

@@ -127,17 +127,23 @@ class Timeline:
 
     def went_on_until_stopped(self, failure: Failure) -> bool:
         """Whether mere words are followed by many steps, and the run was ended from outside: who hangs takes none."""
+        trains, line = self.log.trains, failure.line
+        if trains is None or failure.kind is not FailureKind.SAID or line.file != trains.file:
+            return False
         stops = [
             other.line.order
             for other in self.failures
-            if other.is_from_outside or (other.exited and CANCELLED in other.line.text)
+            if other.line.file == line.file
+            and (other.is_from_outside or (other.exited and CANCELLED in other.line.text))
         ]
-        trains, said = self.log.trains, failure.kind is FailureKind.SAID
-        return said and bool(stops) and trains is not None and failure.line.order < min(trains.order, *stops)
+        return bool(stops) and line.order < min(trains.order, *stops)
 
     def only_warned(self, failure: Failure) -> bool:
         """Whether a library warned by those words, and its rank went on for long."""
-        above = [line.text for sign in failure.signs for line in sign.before[-1:]]
+        # Its message may begin below the warning's own line.
+        above = [
+            line.text for sign in failure.signs for line in sign.before[-1:] if line.text.rstrip().endswith("Warning:")
+        ]
         return any(map(_WARNS.match, (failure.line.text, *above))) and self.gone_on_after(failure.line)
 
     def _merely_warns(self, failure: Failure) -> bool:

@@ -121,7 +121,11 @@ def _names_cause(verdict: LogVerdict, catalogue: Catalogue) -> bool:
 def _of_attempt(log: Log, catalogue: Catalogue) -> LogVerdict:
     failures = failures_of(log, catalogue)
     course = Timeline(log, failures, catalogue)
-    standing = [failure for failure in failures if not course.went_on_until_stopped(failure)]
+    standing = [
+        failure
+        for failure in failures
+        if any(_stays_sick(catalogue, slug) for slug in failure.slugs) or not course.went_on_until_stopped(failure)
+    ]
     if len(standing) < len(failures):
         failures, course = standing, Timeline(log, standing, catalogue)
     fallen = any(failure.is_effect for failure in failures)

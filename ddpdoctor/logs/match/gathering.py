@@ -297,13 +297,17 @@ class GatheredLog:
             steps=_steps(self._latest),
             recurs=_recurs(self._latest),
             trains=trains,
-            ended=self._ended(trains) if len(self.files) == 1 else (),
+            ended=self._ended(trains),
             more=self.more,
         )
 
     def _ended(self, trains: LogLine | None) -> tuple[int, ...]:
-        """Find the exceptions behind which another run follows. One that follows at once may be another rank's, and lines right behind are still
-        the same run's, as are steps that Python has held back until it ended, as many as its buffer takes."""
+        """Find the exceptions behind which another run follows, of a launcher on one host or of one process. One that follows at once may be
+        another rank's, and lines right behind are still the same run's, as are steps that Python has held back until it ended, as many as its
+        buffer takes."""
+        ranks = not self.launchers and (len(self.ranks) > 1 or (self.world_size or 1) > 1)
+        if ranks or len(self.hosts) > 1 or len(self.files) != 1:
+            return ()
         ends = sorted(one for one in self._uncaught if one.of_launcher or not self.launchers)
         over = [
             end.over + LINES_OF_ANOTHER_RUN

@@ -128,8 +128,11 @@ class Assembler:
 
     def _is_exception(self, name: str) -> bool:
         """Whether it may be the name of an exception, and none that a logger or another process has written into the traceback, nor what is left
-        of a line that was broken at a width, nor a heading. Of the script's own any name will do that the last call raises."""
-        raised = bool(self._frames) and self._frames[-1].code.partition("(")[0] == f"raise {name}"
+        of a line that was broken at a width, nor a heading. Of the script's own any will do that the last call raises by its name or by a variable."""
+        code = self._frames[-1].code if self._frames else ""
+        raised = (
+            bool(re.search(rf"\braise (?:[\w.]+\.)?(?:{re.escape(name)}\b|[a-z_]\w*$)", code)) and name[0].isupper()
+        )
         by_form = not self._headless and bool(_EXCEPTIONS_BY_FORM.search(name))
         return raised or by_form or bool(_OF_AN_ERROR.search(name))
 

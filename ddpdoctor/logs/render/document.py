@@ -23,7 +23,7 @@ from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome
 from ddpdoctor.logs.diagnosis import Diagnosis, HostVerdict, LogJudgement
 from ddpdoctor.logs.exceptions import is_cut, is_of_launcher, short_name, tells_of_another
 from ddpdoctor.logs.render.comparison import comparison_section
-from ddpdoctor.logs.render.headline import doubtful, headline, of_one_run, outcome
+from ddpdoctor.logs.render.headline import doubtful, headline, outcome
 from ddpdoctor.logs.render.next_steps import next_steps
 from ddpdoctor.logs.render.words import (
     file_name,
@@ -356,15 +356,15 @@ def _said_by(said: Sequence[SignMatch | LoggedException]) -> str:
 def _attempts(judgement: LogJudgement) -> Section:
     """List the attempts after which the launcher started the ranks again, or how other runs failed, each way once."""
     log, others = judgement.log, judgement.verdict.elsewhere
-    if of_one_run(log):
-        told = {f"Attempt {other.attempt}: {_of_attempt(log, other)}": other for other in others}
-    else:
+    if log.ended:
         # Of the same exception again and again only the first and the last are kept.
         told = {_of_attempt(log, other): other for other in others if other.lead}
+    else:
+        told = {f"Attempt {other.attempt}: {_of_attempt(log, other)}": other for other in others}
     items = [_seen(log, words, other.lead) for words, other in list(told.items())[-MAX_ATTEMPTS:]]
     if left_out := len(told) - len(items):
         items.insert(0, _item(_dim(f"{left_out} more, --json has them all")))
-    return _section(f"The other {'attempts' if of_one_run(log) else 'runs in it'}", items)
+    return _section(f"The other {'runs in it' if log.ended else 'attempts'}", items)
 
 
 def _of_attempt(log: Log, verdict: LogVerdict) -> str:

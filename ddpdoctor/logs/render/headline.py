@@ -143,20 +143,20 @@ def _survived(log: Log, verdict: LogVerdict) -> str:
     return f"; {many}, and the run went on: {listed((place(log, line) for line in verdict.survived), 3)}"
 
 
-def of_one_run(log: Log) -> bool:
-    """Whether its attempts are a launcher's, which starts the ranks again, or Slurm's; and not several runs of a file."""
-    return not log.ended
-
-
 def _last_went_on(judgement: LogJudgement) -> str:
     """Say of several attempts that the last one did not fail; "" where there was but one."""
     verdict = judgement.verdict
     if not verdict.elsewhere:
         return ""
+    if judgement.log.ended:
+        return f"The last run speaks of no failure; {_earlier_runs(verdict)}"
     failed = sum(log_verdict.outcome is not RunOutcome.NOTHING for log_verdict in verdict.elsewhere)
     before = f"; before it {'one' if failed == 1 else failed} failed" if failed else ""
-    last = f"last of {len(verdict.elsewhere) + 1} attempts" if of_one_run(judgement.log) else "last run"
-    return f"The {last} speaks of no failure{before}"
+    return f"The last of {len(verdict.elsewhere) + 1} attempts speaks of no failure{before}"
+
+
+def _earlier_runs(verdict: LogVerdict) -> str:
+    return f"{plural(len(verdict.elsewhere), 'earlier run')} in it failed"
 
 
 def _of_attempts(judgement: LogJudgement) -> str:
@@ -167,8 +167,7 @@ def _of_attempts(judgement: LogJudgement) -> str:
     others = [log_verdict.attempt for log_verdict in verdict.elsewhere]
     count = len(others) + 1
     if max(others) < verdict.attempt:
-        runs = f"{plural(len(others), 'earlier run')} in it failed"
-        return f"; that was the last of {count} attempts" if of_one_run(judgement.log) else f"; {runs}"
+        return f"; {_earlier_runs(verdict)}" if judgement.log.ended else f"; that was the last of {count} attempts"
     is_first = min(others) > verdict.attempt
     which = f"the first of {count} attempts" if is_first else f"attempt {verdict.attempt}, from 0, of {count}"
     return f"; that was {which}, and those behind it name no cause"

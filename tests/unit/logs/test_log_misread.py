@@ -36,8 +36,12 @@ def test_an_exception_may_have_a_figure_for_its_message(line: str) -> None:
     assert f"{raised.exception}: {raised.message}" == line
 
 
-def test_an_exception_of_the_script_s_own_is_known_by_the_call_that_raises_it() -> None:
-    frame = '  File "/home/ada/fit.py", line 4, in fit\n    raise Stop("no sample 3")\n'
+@pytest.mark.parametrize(
+    "code",
+    ['raise Stop("no sample 3")', 'if bad: raise Stop("no sample 3")', "raise errors.Stop(3) from None", "raise error"],
+)
+def test_an_exception_of_the_script_s_own_is_known_by_the_call_that_raises_it(code: str) -> None:
+    frame = f'  File "/home/ada/fit.py", line 4, in fit\n    {code}\n'
     raised = judged(f"{TRACEBACK}{frame}Stop: no sample 3\n").raised
     assert raised is not None
     assert (raised.exception, raised.message) == ("Stop", "no sample 3")

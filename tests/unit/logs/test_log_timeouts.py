@@ -153,8 +153,9 @@ def test_what_the_watchdog_says_without_a_rank_hides_nobodys_wait() -> None:
     )
 
 
-def test_a_log_of_one_node_accuses_no_other_node() -> None:
-    assert verdict_of(read(timeouts_of(range(8, 16))), catalogue()).silent == ()
+@pytest.mark.parametrize("last", [16, 24])
+def test_logs_of_some_nodes_accuse_no_other_node(last: int) -> None:
+    assert verdict_of(read(timeouts_of(range(8, last))), catalogue()).silent == ()
 
 
 def test_a_rank_that_tells_only_the_number_of_its_call_waited_with_the_others() -> None:

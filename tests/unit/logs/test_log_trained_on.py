@@ -115,3 +115,21 @@ def test_what_was_only_warned_of_long_before_the_end_has_ended_nothing(count: in
     verdict = verdict_of(read(WARNED + pictures), catalogue())
     assert [suspect.slug for suspect in verdict.suspects] == ["gpu-arch-unsupported"]
     assert verdict.ended_well is well
+
+
+XID = "[ 5033.1] NVRM: Xid (PCI:0000:41:00): 79, pid=4711, GPU has fallen off the bus.\n"
+CANCELLED = "slurmstepd: error: *** JOB 7 ON node3 CANCELLED AT 2026-06-13T11:30:52 ***\n"
+MISMATCH = "size mismatch for head.weight: copying a param with shape torch.Size([3]) from checkpoint, the shape in current model is torch.Size([8]).\n"
+
+
+@pytest.mark.parametrize(("said", "outcome"), [(XID, RunOutcome.ILLNESS), (MISMATCH, RunOutcome.STOPPED)])
+def test_what_many_steps_follow_until_slurm_ends_the_job_is_no_cause_but_of_the_host(
+    said: str, outcome: RunOutcome
+) -> None:
+    assert verdict_of(read(said + steps(30) + CANCELLED), catalogue()).outcome is outcome
+
+
+def test_a_warning_of_something_else_above_makes_no_warning_of_it() -> None:
+    pictures = "".join(f"picture {number} of 200\n" for number in range(200))
+    verdict = verdict_of(read(f"[W1129 10:00:00.1 socket.cpp:1] something else\n{XID}{pictures}"), catalogue())
+    assert not verdict.ended_well
