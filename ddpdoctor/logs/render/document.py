@@ -364,7 +364,7 @@ def _attempts(judgement: LogJudgement) -> Section:
     items = [_seen(log, words, other.lead) for words, other in list(told.items())[-MAX_ATTEMPTS:]]
     if left_out := len(told) - len(items):
         items.insert(0, _item(_dim(f"{left_out} more, --json has them all")))
-    return _section(f"The other {'runs in it' if log.ended else 'attempts'}", items)
+    return _section(f"The other {'runs that failed' if log.ended else 'attempts'}", items)
 
 
 def _of_attempt(log: Log, verdict: LogVerdict) -> str:

@@ -156,11 +156,11 @@ def _last_went_on(judgement: LogJudgement) -> str:
 
 
 def _earlier_runs(verdict: LogVerdict) -> str:
-    return f"{plural(len(verdict.elsewhere), 'earlier run')} in it failed"
+    return f"{plural(len(verdict.elsewhere), 'earlier run')} in this log failed"
 
 
 def _of_attempts(judgement: LogJudgement) -> str:
-    """ "; that was the last of 3 attempts", or "; 2 earlier runs in it failed", between which others may have come to their end."""
+    """ "; that was the last of 3 attempts", or "; 2 earlier runs in this log failed", between which others may have come to their end."""
     verdict = judgement.verdict
     if not verdict.elsewhere or verdict.outcome is RunOutcome.NOTHING:
         return ""

@@ -92,7 +92,10 @@ def who_first(log: Log, verdict: LogVerdict) -> str:
         return f"Rank {rank}{on} failed first{at}"
     at = at or f" ({place(log, lead)})"
     local = exited.local_rank if exited and exited.local_rank is not None else lead.local_rank
-    return f"The first failure{on}{at}" if local is None else f"Local rank {local}{on} failed first{at}"
+    if local is not None:
+        return f"Local rank {local}{on} failed first{at}"
+    is_last = log.ended and verdict.elsewhere and verdict.elsewhere[-1].attempt < verdict.attempt
+    return f"The last run failed{on}{at}" if is_last else f"The first failure{on}{at}"
 
 
 def first_words(verdict: LogVerdict) -> str:
