@@ -30,34 +30,25 @@ NO_YEAR: Final = 1972
 def seconds_of(found: re.Match[str]) -> float | None:
     """Convert a timestamp to seconds since 1970; of a log whose clocks have no zone, as if they were UTC."""
     words = found.groupdict("")
-    date = words.get("date") or words["month"]
-    second = _second_of(date, words.get("day", ""), words["clock"], words.get("zone", ""))
-    return second if second is None else second + float(f"0.{words['part']}")
+    moment = _moment(words.get("date") or words["month"], words.get("day", ""), words["clock"], words.get("zone", ""))
+    return moment[0] + float(f"0.{words['part']}") if moment else None
 
 
 def ahead_of(found: re.Match[str]) -> float | None:
     """Return the seconds by which a `COLLECTED` timestamp is before UTC; None where it doesn't say its zone."""
-    return _ahead(found["zone"]).total_seconds() if found["zone"] else None
+    moment = _moment(found["date"], "", found["clock"], found["zone"]) if found["zone"] else None
+    return moment[1] if moment else None
 
 
 @lru_cache(4096)
-def _second_of(date: str, day: str, clock: str, zone: str) -> float | None:
-    """Convert a date, or a month and a day, and a clock to seconds since 1970; many lines are of one second."""
+def _moment(date: str, day: str, clock: str, zone: str) -> tuple[float, float] | None:
+    """Convert a date, or a month and a day, and a clock to seconds since 1970, and to those by which it is before UTC; many lines are of one
+    second, and minutes may have a leap second."""
+    if day:
+        date = f"{NO_YEAR}-{_MONTHS.get(date, date):0>2}-{day:0>2}"
+    zone = "+00:00" if zone in ("", "Z", "UTC") else f"{zone[:3]}:{zone[-2:]}"
     try:
-        if day:
-            year, month, number = NO_YEAR, _MONTHS.get(date) or int(date), int(day)
-        else:
-            year, month, number = (int(digits) for digits in re.split("[-/]", date))
-        hour, minute, second = (int(digits) for digits in clock.split(":"))
-        moment = datetime(year, month, number, hour, minute, min(second, 59), tzinfo=timezone.utc)
-        return (moment - _ahead(zone)).timestamp()
+        moment = datetime.fromisoformat(f"{date.replace('/', '-')} {clock[:6]}{min(clock[6:], '59')}{zone}")
+        return moment.astimezone(timezone.utc).timestamp(), (moment.utcoffset() or timedelta()).total_seconds()
     except (ValueError, OverflowError):
         return None
-
-
-def _ahead(zone: str) -> timedelta:
-    if zone in ("", "Z", "UTC"):
-        return timedelta()
-    digits = zone[1:].replace(":", "")
-    ahead = timedelta(hours=int(digits[:2]), minutes=int(digits[2:]))
-    return -ahead if zone[0] == "-" else ahead
