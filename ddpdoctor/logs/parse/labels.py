@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection
 from functools import lru_cache
+from string import ascii_uppercase
 from typing import Final, NamedTuple
 
 from ddpdoctor.logs.parse.timestamps import COLLECTED, GLOG, SYSLOG, ahead_of, seconds_of
@@ -54,62 +54,89 @@ class Style(NamedTuple):
     """stern's second word: the one container that all pods have."""
 
 
-_SURE: Final = re.compile(
-    r"""
-      \[rank(?P<rank>\d{1,6})\]:[ ]?
-    | \[(?P<node>[\w.-]{1,253}):rank(?P<there>\d{1,6})\]:?[ ]?
-    | \[(?P<role>[A-Za-z][\w-]{0,40}?)(?P<local>\d{1,4})\]:
-    | \[(?:[\w.@-]*[,@])?\d+,(?P<mpi>\d{1,6})\]<(?:stderr|stdout|stddiag)>:(?:[ ](?=\S))?
-    | \[\d+,mpirank:(?P<sagemaker>\d{1,6}),(?P<algo>[\w-]{1,80})\]<(?:stderr|stdout)>:
-    | \[pod/(?P<pod>[^\]/\s]{1,253})(?:/[^\]\s]{1,253})?\][ ]?
-    | [Rr](?:ANK|ank)[ =](?P<named>\d{1,6})[ ]?(?:\||:)[ ]
-    | \[[Rr](?:ANK|ank)[ =:]?[ ]?(?P<inner>\d{1,6})\]:?[ ]
-    """,
-    re.VERBOSE,
+_LEVEL: Final = r"(?:TRACE|DEBUG|INFO|SUCCESS|WARNING|WARN|ERROR|CRITICAL|FATAL)\b"
+_QUOTE: Final = re.compile(r">(?: |$)")
+_NUMBER: Final = re.compile(r" {0,6}(?P<task>\d{1,6}): ?")
+_BRACKET: Final = re.compile(r"\[(?P<rank>\d{1,6})\](?! ?(?:[\w/.]{1,60}:\d+ )?(?:\(\w+\) )?NCCL ) ?")
+"""Not NCCL's number of a GPU, before which a paste has cut off the host."""
+_ROUND: Final = re.compile(r"\([Rr](?:ANK|ank)[ =:]?[ ]?(?P<rank>\d{1,6})\):? ")
+_PLACE: Final = re.compile(r"\[(?P<host>[A-Za-z][\w.-]{0,252}):(?P<rank>\d{1,6})\]:")
+_SERVICE: Final = re.compile(rf"(?!{_LEVEL})(?P<host>[A-Za-z][\w.-]{{0,80}}) +\| ?")
+_NODE: Final = re.compile(r"(?P<host>[A-Za-z][\w-]{0,60}(?:\.[\w-]{1,60}){0,6}|\d{1,3}(?:\.\d{1,3}){3}): ")
+_POD: Final = re.compile(
+    r"(?!(?:epoch|step|iter|iteration|batch|fold|gpu|phase|stage|trial)-)(?P<host>[a-z][a-z0-9.-]{0,252}-[a-z0-9]{0,20}\d[a-z0-9]{0,20}) "
 )
-_BAR: Final = re.compile(
-    r"[ \t]*\|[ ](?=\[rank\d|\[[A-Za-z]\w{0,40}\d\]:|[IWEF]\d{4}[ ])|(?:stderr|stdout)(?::[ ]|[ ][FP][ ])"
+_CONTAINER: Final = re.compile(r"[a-z][a-z0-9-]{0,62} ")
+_SURELY_BEHIND: Final = re.compile(
+    rf'Traceback \(most recent call last\)|  File "[^"]+", line \d|\[rank\d|(?=\[){COLLECTED.pattern}\['
 )
-"""What a program puts before the lines of the processes whose output it shows; a bar alone is an exception group's."""
-_WORKER: Final = re.compile(
-    r"""
-      \((?P<worker>
-        (?: (?:Worker_TP(?P<tensor>\d{1,4})(?:_EP\d{1,4})? | [A-Za-z_][\w.:-]{0,80}(?:\([^()\s]{0,80}\))?) [ ] (?:rank=(?P<rank>\d{1,6})[ ])? )?
-        pid=\d{1,9}
-        (?: ,[ ]ip=(?P<ip>[\w.:\[\]]{2,60}) )?
-      )\)[ ]?
-    """,
-    re.VERBOSE,
-)
-"""Processes, as Ray and vLLM name them before each of their lines: of Ray's nobody tells the rank; vLLM counts its workers, in all or by the part
-of each layer that they hold, where nothing else is shared out."""
+"""What a program begins a line with, and no message: before it stands a label."""
+
+
+class _Label(NamedTuple):
+    """A label, whose groups are named by what it tells.
+
+    begins: characters with one of which it begins; "" for any. style: the kind that the file must have, for it to count.
+    unless: what no label before it may have told.
+    """
+
+    begins: str
+    pattern: str
+    said_by: str = ""
+    style: str = ""
+    unless: tuple[str, ...] = ()
+
+
+_LABELS: Final = (
+    # Behind the clock stand the host of journalctl -o short-iso, or Determined AI's container.
+    _Label(
+        "[0123456789",
+        COLLECTED.pattern + r"(?:(?P<host>[A-Za-z0-9][\w.-]*(?= kernel: )|[0-9a-f]{8}(?= (?:\[rank=\d{1,6}\] )?\|\|(?: |$))) (?:(?:\[rank=(?P<rank>\d{1,6})\] )?\|\|(?: |$))?)?",
+    ),
+    _Label("[", r"\[rank(?P<rank>\d{1,6})\]: ?"),
+    _Label("[", r"\[(?P<host>[\w.-]{1,253}):rank(?P<rank>\d{1,6})\]:? ?"),
+    _Label("[", r"\[[A-Za-z][\w-]{0,40}?(?P<local_rank>\d{1,4})\]:", "torchrun"),
+    _Label("[", r"\[(?:[\w.@-]*[,@])?\d+,(?P<rank>\d{1,6})\]<(?:stderr|stdout|stddiag)>:(?: (?=\S))?", "mpirun"),
+    _Label("[", r"\[\d+,mpirank:(?P<rank>\d{1,6}),(?P<host>[\w-]{1,80})\]<(?:stderr|stdout)>:", "mpirun"),
+    _Label("[", r"\[pod/(?P<host>[^\]/\s]{1,253})(?:/[^\]\s]{1,253})?\] ?", "kubernetes"),
+    _Label("Rr", r"[Rr](?:ANK|ank)[ =](?P<rank>\d{1,6}) ?[|:] "),
+    _Label("[", r"\[[Rr](?:ANK|ank)[ =:]? ?(?P<rank>\d{1,6})\]:? "),
+    _Label(">", _QUOTE.pattern, style="quoted"),
+    # vLLM counts its workers, in all or by the part of each layer that they hold, where nothing else is shared out; of Ray's nobody tells the rank.
+    _Label("(", r"\((?P<worker>Worker_TP(?!\w* rank=)|[A-Za-z_][\w.:-]{0,80} rank=)(?P<rank>\d{1,6})(?:_EP\d{1,4})? pid=\d{1,9}(?:, ip=(?P<host>[\w.:\[\]]{2,60}))?\) ?", unless=("host",)),
+    _Label("(", r"\((?P<process>(?:[A-Za-z_][\w.:-]{0,80}(?:\([^()\s]{0,80}\))? )?pid=\d{1,9}(?:, ip=[\w.:\[\]]{2,60})?)\) ?", "ray", unless=("host",)),
+    _Label("(", _ROUND.pattern, style="rounds"),
+    _Label("[", _PLACE.pattern, style="places", unless=("rank",)),
+    _Label("[", _BRACKET.pattern, "mpirun", style="brackets", unless=("rank", "task")),
+    # What a program puts before the lines of the processes whose output it shows; a bar alone is an exception group's.
+    _Label(" \t|s", r"[ \t]*\| (?=\[rank\d|\[[A-Za-z]\w{0,40}\d\]:|[IWEF]\d{4} )|(?:stderr|stdout)(?:: | [FP] )"),
+    _Label("", _NUMBER.pattern, "srun", style="numbers", unless=("rank", "task")),
+    _Label("", _SERVICE.pattern, style="services", unless=("host", "process")),
+    # Behind it stands torch's own label: no text begins so.
+    _Label("", rf"(?!{_LEVEL}){_NODE.pattern}(?=\[rank\d{{1,6}}\]:)", unless=("host", "process")),
+    _Label("", _NODE.pattern, style="nodes", unless=("host", "process")),
+    _Label("", _POD.pattern, style="pods", unless=("host", "process")),
+    _Label(ascii_uppercase, SYSLOG.pattern),
+)  # fmt: skip
+
+
+@lru_cache(256)
+def _labels(style: Style) -> dict[str, list[tuple[re.Pattern[str], _Label]]]:
+    """List the labels of a file of that style by the character that a line goes on with; "" is any other one."""
+    container = rf"(?:{re.escape(style.container)} )?" if style.container else ""
+    labels = [
+        (re.compile(label.pattern + (container if label.style == "pods" else "")), label)
+        for label in _LABELS
+        if not label.style or getattr(style, label.style)
+    ]
+    return {
+        first: [(pattern, label) for pattern, label in labels if not label.begins or (first and first in label.begins)]
+        for first in {"", *"".join(label.begins for _, label in labels)}
+    }
+
+
 _HEADING: Final = re.compile(r"\[Rank (?P<rank>\d{1,6})(?:, \d{1,6}){0,4096}\]:?\s*$")
 """Ray Train's, above the error of a worker, or of several that are alike."""
-_POD: Final = re.compile(
-    r"(?!(?:epoch|step|iter|iteration|batch|fold|gpu|phase|stage|trial)-)(?P<pod>[a-z][a-z0-9.-]{0,252}-[a-z0-9]{0,20}\d[a-z0-9]{0,20}) (?:(?P<container>[a-z][a-z0-9-]{0,62}) )?"
-)
-_QUOTE: Final = re.compile(r">(?: |$)")
-_BRACKET: Final = re.compile(r"\[(?P<number>\d{1,6})\](?! ?(?:[\w/.]{1,60}:\d+ )?(?:\(\w+\) )?NCCL ) ?")
-"""Not NCCL's number of a GPU, before which a paste has cut off the host."""
-_PLACE: Final = re.compile(r"\[(?P<node>[A-Za-z][\w.-]{0,252}):(?P<rank>\d{1,6})\]:")
-_SURE_PLACE: Final = re.compile(rf'{_PLACE.pattern}(?:Traceback \(most recent call last\)|  File "[^"]+", line \d)')
-"""Before a traceback's lines no logger puts where it was called."""
-_ROUND: Final = re.compile(r"\([Rr](?:ANK|ank)[ =:]?[ ]?(?P<number>\d{1,6})\):? ")
-_NUMBER: Final = re.compile(r" {0,6}(?P<number>\d{1,6}): ?")
-_SERVICE: Final = re.compile(
-    r"(?!(?:TRACE|DEBUG|INFO|SUCCESS|WARNING|ERROR|CRITICAL)\b)(?P<service>[A-Za-z][\w.-]{0,80}) +\| ?"
-)
-_NODE: Final = re.compile(r"(?P<node>[A-Za-z][\w-]{0,60}(?:\.[\w-]{1,60}){0,6}|\d{1,3}(?:\.\d{1,3}){3}): ")
-_LEVEL: Final = r"(?:TRACE|DEBUG|INFO|SUCCESS|WARNING|WARN|ERROR|CRITICAL|FATAL)\b"
-_NODE_OF_RANK: Final = re.compile(rf"(?!{_LEVEL}){_NODE.pattern}(?=\[rank\d{{1,6}}\]:)")
-"""Behind it stands torch's own label: no text begins so."""
-_SURE_NODE: Final = re.compile(
-    rf"(?!{_LEVEL}){_NODE.pattern}"
-    rf'(?:Traceback \(most recent call last\)|  File "[^"]+", line \d|\[rank\d|(?=\[){COLLECTED.pattern}\[)'
-)
-"""Behind it stands what a program begins a line with, and no message does."""
-_DETERMINED: Final = re.compile(r"(?P<container>[0-9a-f]{8}) (?:\[rank=(?P<rank>\d{1,6})\] )?\|\|(?: |$)")
-"""Determined AI's container, behind its timestamp."""
 _ROOT_CAUSE: Final = "Root Cause (first observed failure):"
 _CLOCK: Final = r"(?:\d\d(?:\d\d)?-\d\d(?:-\d\d)?[ T])?\d\d:\d\d:\d\d(?:[.,]\d{1,6})?"
 _BRACKETED: Final = r"\[(?!rank\d)[^\[\] ]{1,60}\]"
@@ -137,15 +164,12 @@ _GLUED: Final = re.compile(rf"[^\"'`\s>#|*_](?:\[rank(?P<rank>\d{{1,6}})\]:[ ]?)
 _NCCL: Final = re.compile(
     r"(?P<host>[A-Za-z0-9][\w.-]*):(?P<pid>\d+):(?P<tid>\d+) (?:\[(?P<gpu>\d+)\] )?(?:[\w/.]{1,60}:\d+ )?(?:\(\w+\) )?(?:NCCL|NET/|transport/)"
 )
-_KERNEL: Final = re.compile(r"(?P<host>[A-Za-z0-9][\w.-]*) (?=kernel: )")
-"""journalctl -o short-iso, behind its timestamp."""
 _IN_TEXT: Final = re.compile(
-    r"\[Rank[ :](?P<rank>\d{1,6})\]|\[PG [^\]]* Rank (?P<pg>\d{1,6})\]"
-    r"|\[RankMon(?:itor)?Server(?:\d+@(?P<host>[\w.-]{1,253}))?:(?P<monitored>\d{1,6})\]"
-    r"|\[(?P<crashed>[\w.-]{1,253}):\d{1,10} *(?::\d{1,10}){1,2}\] *Caught signal \d"
-    r"|\[(?P<node>[\w.-]{1,253})\] \[workload:(?:(?P<workload>\d{1,6})|\?)\("
+    r"\[(?:Rank[ :]|PG [^\]]* Rank |RankMon(?:itor)?Server(?:\d+@(?P<host>[\w.-]{1,253}))?:)(?P<rank>\d{1,6})\]"
+    r"|\[(?P<node>[\w.-]{1,253})(?::\d{1,10} *(?::\d{1,10}){1,2}\] *Caught signal \d|\] \[workload:(?:(?P<workload>\d{1,6})|\?)\()"
 )
-"""The third is UCX's handler of signals, which may write into another's line. The others behind are how NVRx's monitor of each rank calls itself, and what stands in each of its lines since: a node, and a rank if it is one's."""
+"""torch's watchdog and Habana's libraries; NVRx's monitor of each rank; UCX's handler of signals, which may write into another's line; and what
+stands in each of NVRx's lines since: a node, and a rank if it is one's."""
 _MAX_LABELS: Final = 5
 TASK: Final = "task "
 """Before the number of an srun task, in the place of the host that it runs on."""
@@ -160,82 +184,30 @@ OF_TORCHRUN: Final = (
 
 def unlabelled(line: str, style: Style = Style()) -> Labelled:  # noqa: B008 (immutable)
     """Take the labels off a line."""
-    rank = local_rank = time = task = ahead = None
-    host = said_by = logger = ""
+    told: dict[str, str] = {}
+    time = ahead = None
+    said_by = ""
+    labels = _labels(style)
     for _ in range(_MAX_LABELS):
-        first = line[:1]
-        if first in ("[", "(", "R", "r") and (found := _SURE.match(line)):
-            line = line[found.end() :]
-            number = (
-                found["rank"]
-                or found["mpi"]
-                or found["named"]
-                or found["inner"]
-                or found["sagemaker"]
-                or found["there"]
-            )
-            if number:
-                rank = int(number) if rank is None else rank
-                said_by = said_by or ("mpirun" if found["mpi"] or found["sagemaker"] else "")
-                host = host or found["algo"] or found["node"] or ""
-            elif found["local"]:
-                local_rank, said_by = int(found["local"]), said_by or "torchrun"
-            else:
-                host, said_by = host or found["pod"], said_by or "kubernetes"
-            continue
-        if style.quoted and first == ">" and (found := _QUOTE.match(line)):
-            line = line[found.end() :]
-            continue
-        if first == "(" and (not host or names_process(host)) and (found := _WORKER.match(line)):
-            line = line[found.end() :]
-            if number := found["rank"] or found["tensor"]:
-                rank, host = int(number) if rank is None else rank, found["ip"] or ""
-            else:
-                host, said_by = host or found["worker"], said_by or "ray"
-            continue
-        if style.rounds and first == "(" and (found := _ROUND.match(line)):
-            line, rank = line[found.end() :], int(found["number"]) if rank is None else rank
-            continue
-        if style.places and first == "[" and rank is None and (found := _PLACE.match(line)):
-            line, rank, host = line[found.end() :], int(found["rank"]), host or found["node"]
-            continue
-        if style.brackets and first == "[" and rank is None and task is None and (found := _BRACKET.match(line)):
-            line, rank, said_by = line[found.end() :], int(found["number"]), said_by or "mpirun"
-            continue
-        if first in (" ", "\t", "|", "s") and (found := _BAR.match(line)):
-            line = line[found.end() :]
-            continue
-        if (first.isdigit() or first == "[") and (found := COLLECTED.match(line)):
-            line = line[found.end() :]
-            if time is None:
-                time, ahead = seconds_of(found), ahead_of(found)
-            if found := _KERNEL.match(line):
-                line, host = line[found.end() :], host or found["host"]
-            elif found := _DETERMINED.match(line):
-                line, host = line[found.end() :], host or found["container"]
-                rank = int(found["rank"]) if rank is None and found["rank"] else rank
-            continue
-        if style.numbers and rank is None and task is None and (found := _NUMBER.match(line)):
-            line, task, said_by = line[found.end() :], int(found["number"]), said_by or "srun"
-            continue
-        if style.services and not host and (found := _SERVICE.match(line)):
-            line, host = line[found.end() :], found["service"]
-            continue
-        if not host and (found := (_NODE if style.nodes else _NODE_OF_RANK).match(line)):
-            line, host = line[found.end() :], found["node"]
-            continue
-        if style.pods and not host and (found := _POD.match(line)):
-            one = bool(style.container) and found["container"] == style.container
-            line, host = line[found.end() if one else found.end("pod") + 1 :], found["pod"]
-            continue
-        if first.isupper() and (found := SYSLOG.match(line)):
-            line, time, host = line[found.end() :], seconds_of(found), host or found["host"]
-            continue
-        break
-    if style.tasks:
-        host = host or (f"{TASK}{task}" if style.several and task is not None else "")
-    elif rank is None:
-        rank = task
+        for pattern, label in labels.get(line[:1]) or labels[""]:
+            if told.keys().isdisjoint(label.unless) and (found := pattern.match(line)):
+                line, said_by, words = line[found.end() :], said_by or label.said_by, found.groupdict()
+                if time is None and "clock" in words:
+                    time, ahead = seconds_of(found), ahead_of(found) if "zone" in words else None
+                for name, word in words.items():
+                    if word:
+                        told.setdefault(name, word)
+                break
+        else:
+            break
+    process = "" if "worker" in told else told.get("process", "")
+    host = told.get("host") or process
+    number = told.get("rank") or (None if style.tasks else told.get("task"))
+    if style.several and style.tasks and "task" in told:
+        host = host or f"{TASK}{int(told['task'])}"
+    rank = int(number) if number else None
+    local_rank = int(told["local_rank"]) if "local_rank" in told else None
+    logger = ""
     if line[:1] != " " or HEADER in line:
         line, logger, inner = _of_output(line)
         rank = inner if rank is None else rank
@@ -244,8 +216,7 @@ def unlabelled(line: str, style: Style = Style()) -> Labelled:  # noqa: B008 (im
     if found := _NCCL.match(line):
         host = host or found["host"]
     if rank is None and (found := _IN_TEXT.search(line, 0, 400)):
-        number = found["rank"] or found["pg"] or found["monitored"] or found["workload"]
-        named = found["host"] or found["crashed"] or found["node"] or ""
+        number, named = found["rank"] or found["workload"], found["host"] or found["node"] or ""
         rank, host = int(number) if number else None, named if host.startswith(TASK) and named else host or named
     return Labelled(line, rank, local_rank, host, time, said_by, logger, ahead)
 
@@ -339,25 +310,22 @@ class _Numbers:
         return (dense or of_rank_0 or recur) and max(numbers.values()) > 1
 
 
+_NAMES: Final = {"places": _PLACE, "services": _SERVICE, "nodes": _NODE, "pods": _POD}
+"""Kinds of labels that name hosts."""
+
+
 class StyleFinder:
     """The search for the labels that a file has, by samples of its lines."""
 
     def __init__(self) -> None:
         self._lines = 0
         self._quoted = 0
-        self._numbers = _Numbers()
+        self._numbers = {"numbers": _Numbers(), "brackets": _Numbers(), "rounds": _Numbers()}
         self.are_tasks = False
         """Behind the numbers stands what only torchrun says, or torch's own label with another one."""
-        self._brackets = _Numbers()
-        self._rounds = _Numbers()
-        self._places = 0
-        self._sure_places = False
-        self._services: Counter[str] = Counter()
-        self._nodes: Counter[str] = Counter()
-        self._sure_nodes: set[str] = set()
-        """Behind which stood what only a label stands before."""
-        self._pods: Counter[str] = Counter()
-        self._containers: Counter[str] = Counter()
+        self._names: dict[str, Counter[str]] = {kind: Counter() for kind in (*_NAMES, "containers")}
+        self._sure: set[str] = set()
+        """Names behind which stood what only a label stands before."""
 
     def add(self, line: str) -> None:
         """One line of the file."""
@@ -373,55 +341,48 @@ class StyleFinder:
         self._lines += 1
         self._quoted += quoted is not None
         if found := _NUMBER.match(line):
-            self._numbers.add(int(found["number"]))
+            self._numbers["numbers"].add(int(found["task"]))
             inner = _LABEL_OF_TORCH.match(line, found.end())
-            self.are_tasks |= inner is not None and inner["rank"] != str(int(found["number"]))
+            self.are_tasks |= inner is not None and inner["rank"] != str(int(found["task"]))
             line = line[found.end() :]  # srun's step may start ranks by a launcher that names the node
-        elif found := _BRACKET.match(line):
-            self._brackets.add(int(found["number"]))
-            return
-        elif _PLACE.match(line):
-            self._places += 1
-            self._sure_places |= bool(_SURE_PLACE.match(line))
-            return
-        elif found := _ROUND.match(line):
-            self._rounds.add(int(found["number"]))
-            return
-        if (found := _SERVICE.match(line)) and len(self._services) < 4096:
-            self._services[found["service"]] += 1
-        elif (found := _NODE.match(line)) and len(self._nodes) < 4096:
-            self._nodes[found["node"]] += 1
-            if len(self._sure_nodes) < 64 and _SURE_NODE.match(line):
-                self._sure_nodes.add(found["node"])
-        elif (found := _POD.match(line)) and len(self._pods) < 4096:
-            self._pods[found["pod"]] += 1
-            if found["container"] and not is_timed and len(self._containers) < 64:
-                self._containers[found["container"]] += 1
+        for kind, pattern in (("brackets", _BRACKET), ("rounds", _ROUND)):
+            if found := pattern.match(line):
+                self._numbers[kind].add(int(found["rank"]))
+                return
+        for kind, pattern in _NAMES.items():
+            if (found := pattern.match(line)) and len(self._names[kind]) < 4096:
+                self._names[kind][found["host"]] += 1
+                if len(self._sure) < 64 and not re.match(_LEVEL, line) and _SURELY_BEHIND.match(line, found.end()):
+                    self._sure.add(found["host"])
+                if kind == "pods" and not is_timed and (container := _CONTAINER.match(line, found.end())):
+                    self._names["containers"][container[0][:-1]] += 1
+                return
 
     def style(self) -> Style:
         """Tell the labels, as far as the lines so far show."""
-        services = self._services.total() >= 4 and self._services.total() * 2 >= self._lines
-        numbers = self._numbers.are_ranks(self._lines)
-        pods = self._most(self._pods)
-        one = pods and len(self._containers) == 1 and self._containers.total() == self._pods.total()
+        services, containers = self._names["services"], self._names["containers"]
+        numbers = self._numbers["numbers"].are_ranks(self._lines)
+        pods = self._most("pods")
+        one = pods and len(containers) == 1 and containers.total() == self._names["pods"].total()
         return Style(
             quoted=self._quoted >= 4 and self._quoted * 10 >= self._lines * 8,
             numbers=numbers,
             tasks=numbers and self.are_tasks,
-            several=self._numbers.several,
-            places=self._sure_places and self._places >= 4 and self._places * 10 >= self._lines * 8,
-            services=services and len(self._services) * 2 < self._services.total(),
-            nodes=self._most(self._nodes, self._sure_nodes),
-            brackets=self._brackets.are_ranks(self._lines, mixed=True),
-            rounds=self._rounds.are_ranks(self._lines) or self._rounds.begin_at_0(),
+            several=self._numbers["numbers"].several,
+            places=self._most("places") and not self._sure.isdisjoint(self._names["places"]),
+            services=services.total() >= max(4, self._lines / 2, len(services) * 2 + 1),
+            nodes=self._most("nodes"),
+            brackets=self._numbers["brackets"].are_ranks(self._lines, mixed=True),
+            rounds=self._numbers["rounds"].are_ranks(self._lines) or self._numbers["rounds"].begin_at_0(),
             pods=pods,
-            container=next(iter(self._containers)) if one else "",
+            container=next(iter(containers)) if one else "",
         )
 
-    def _most(self, names: Counter[str], sure: Collection[str] = ()) -> bool:
+    def _most(self, kind: str) -> bool:
         """Whether nearly all lines begin with one of a few names; with one alone only if that is surely a label."""
+        names = self._names[kind]
         often = [name for name, times in names.items() if times >= 4]
-        few = len(often) > 1 or any(name in sure for name in often)
+        few = len(often) > 1 or not self._sure.isdisjoint(often)
         return few and sum(names[name] for name in often) * 10 >= self._lines * 8
 
 
