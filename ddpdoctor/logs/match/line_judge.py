@@ -18,7 +18,6 @@ from ddpdoctor.logs.match.gathering import MAX_ERRORS_OF_A_RANK, GatheredLog, Se
 from ddpdoctor.logs.match.repeated_lines import CountedLines
 from ddpdoctor.logs.match.stated_facts import learn
 from ddpdoctor.logs.match.streams import (
-    LOOK_AHEAD,
     MAX_OPEN,
     MAX_PENDING,
     NEIGHBOURS_BEFORE,
@@ -73,6 +72,20 @@ class Spot(NamedTuple):
     text: bytes
     start: int
     number: int
+
+    def above(self) -> Iterator[bytes]:
+        """Yield the lines above it, the nearest first; of long ones the end."""
+        end = self.text.rfind(b"\n", 0, self.start)
+        while end > 0:
+            begin = self.text.rfind(b"\n", 0, end) + 1
+            yield self.text[max(begin, end - MAX_LINE_BYTES) : end]
+            end = begin - 1
+
+    @property
+    def below(self) -> bytes:
+        """The next line that has something in it."""
+        _, _, rest = self.text[self.start : self.start + 2 * MAX_LINE_BYTES].partition(b"\n")
+        return rest.lstrip(b"\r\n").partition(b"\n")[0]
 
 
 class LineJudge:
@@ -140,17 +153,14 @@ class LineJudge:
 
     def _learn_prefix(self, spot: Spot, piece: bytes) -> None:
         """Learn what stands before a traceback's first line, and in the same way before the frame below."""
-        end = spot.text.find(b"\n", spot.start)
-        below = spot.text[end + 1 : end + 1 + MAX_LINE_BYTES].partition(b"\n")[0] if end >= 0 else b""
-        begin = spot.text.rfind(b"\n", 0, max(spot.start - 1, 0)) + 1
-        above = spot.text[begin : max(min(begin + MAX_LINE_BYTES, spot.start - 1), begin)]
-        header, under, over = (raw.decode("utf-8", "replace") for raw in (piece, below, above))
+        lines = (piece, spot.below, next(spot.above(), b""))
+        header, under, over = (raw.decode("utf-8", "replace") for raw in lines)
         if found := prefix_before(header, under, self.style, over):
             self._prefix = found
             self._labelled_back.cache_clear()
 
-    def line(self, labelled: Labelled, number: int, text: bytes | None = None) -> LogLine:
-        """Return the line as a fact; with that text instead of its own."""
+    def line(self, labelled: Labelled, number: int) -> LogLine:
+        """Return the line as a fact."""
         place = self.place
         rank = labelled.rank if labelled.rank is not None else place.rank
         if rank is None and (process := process_of(labelled.text)):
@@ -158,7 +168,7 @@ class LineJudge:
         return LogLine(
             file=self._file,
             number=self._number(number),
-            text=labelled.text if text is None else unlabelled(self._without_prefix(text), self.style).text,
+            text=labelled.text,
             order=self._first_order + number,
             rank=rank,
             local_rank=labelled.local_rank if labelled.local_rank is not None else place.local_rank,
@@ -191,10 +201,7 @@ class LineJudge:
             hits = [place for place, _, _ in self._vocabulary.matches(memoryview(labelled.text.encode()))]
         stream = self._stream(labelled)
         labelled = self._without_logger(labelled, stream)
-        time = labelled.time
-        if time is None and stream.unread:
-            time = self.labelled(stream.unread).time
-        stream.time, stream.unread = stream.time if time is None else time, b""
+        stream.time = stream.time if labelled.time is None else labelled.time
         line = self.line(labelled, spot.number)
         self._adopt(stream, line)
         stream.heard_at = spot.number
@@ -256,12 +263,12 @@ class LineJudge:
         if Wanted.FRAME in wanted and not stream.open and not stream.table and is_frame(line.text):
             taken |= self._traceback(spot, stream, line, text)
         if Wanted.STACK in wanted and stream.stack is None and begins_stack(line.text):
-            before = [log_line.text for log_line in self._before(spot, line)[::-1]]
+            before = self._texts_before(spot, line)
             stream.stack = StackAssembler(self._timed(spot, stream, line), reason_in(before))
         if Wanted.EXIT in wanted:
             if exit_tables.begins(line) and stream.table is None:
-                before = [log_line.text for log_line in self._before(spot, line)]
-                stream.table = exit_tables.ExitTable(self._timed(spot, stream, line), before)
+                before = self._texts_before(spot, line)
+                stream.table = exit_tables.ExitTable(self._timed(spot, stream, line), before[::-1])
             for exited in exits_said(text, line):
                 timed = self._timed(spot, stream, line)
                 self._gathered.exit(msgspec.structs.replace(exited, line=timed, time=timed.time))
@@ -280,8 +287,9 @@ class LineJudge:
         if len(stream.open) < MAX_OPEN:
             # The line of an exception that was logged is the end of its traceback, and announces no other one.
             unannounced = is_headless or stream.follows_an_exception
-            before = [] if unannounced else [log_line.text for log_line in self._before(spot, line)[::-1]]
-            heading = rank_of_heading(self._above(spot))
+            before = [] if unannounced else self._texts_before(spot, line)
+            # A heading counts as the line of whom it names.
+            heading = rank_of_heading(self.labelled(next(spot.above(), b"")).text)
             if heading is None and before and chains(before[0]):
                 heading = stream.heading
             line = stream.headed_by(heading, line)
@@ -292,12 +300,6 @@ class LineJudge:
             stream.open.append(Assembler(self._timed(spot, stream, line), announcement(before) or logger))
             self._headless = stream if is_headless and stream.nobodys else None
         return True
-
-    def _above(self, spot: Spot) -> str:
-        """What stands on the line above, whoever's that is: a heading counts as the line of whom it names."""
-        end = max(spot.start - 1, 0)
-        begin = max(spot.text.rfind(b"\n", 0, end) + 1, end - MAX_LINE_BYTES)
-        return self.labelled(spot.text[begin:end]).text
 
     def _adopt(self, stream: LogStream, line: LogLine) -> None:
         """Give a rank the frame right before its line, of which a paste has cut the label off."""
@@ -333,8 +335,8 @@ class LineJudge:
         match = SeenSign(sign, self._timed(spot, stream, line), words, quoted, beside=near)
         if is_near:
             if self._gathered.sighting(match) and self._gathered.wants_neighbours:
-                match.before = tuple(self._before(spot, match.line))
-                stream.wanting.append((match.after, line.number + LOOK_AHEAD))
+                match.before = tuple(self._before(spot, match.line))[::-1]
+                stream.wanting.append(match.after)
             return True
         waiting = stream.pending.setdefault(sign.sign.near, [])
         if len(waiting) >= MAX_PENDING:
@@ -363,7 +365,7 @@ class LineJudge:
         if LAST_ERROR in words:
             behind: list[LogLine] = []
             self._gathered.error(line, behind)
-            stream.wanting.append((behind, line.number + LOOK_AHEAD))
+            stream.wanting.append(behind)
             return
         timed = self._with_message(spot, timed) if is_name_alone(line.text) else timed
         if raised := bare(timed) or self._uncaught(spot, timed):
@@ -385,8 +387,7 @@ class LineJudge:
 
     def _with_message(self, spot: Spot, line: LogLine) -> LogLine:
         """Join the name of an exception with the first line of its message, which stands below it."""
-        _, _, rest = spot.text[spot.start : spot.start + MAX_LINE_BYTES].partition(b"\n")
-        below = self.labelled(rest.lstrip(b"\r\n").partition(b"\n")[0])
+        below = self.labelled(spot.below)
         # A path or a value that was too long for the line stands in quotation marks.
         mine = below.rank in (None, line.rank) and below.text.startswith((" ", "\t", "'", '"'))
         return msgspec.structs.replace(line, text=f"{line.text} {below.text.strip()}") if mine else line
@@ -409,23 +410,20 @@ class LineJudge:
             stream.time = stream.time if earlier is None else earlier
         return stream.with_time(line)
 
-    def _before(self, spot: Spot, line: LogLine) -> list[LogLine]:
-        return list(islice(self._back(spot, line), NEIGHBOURS_BEFORE))[::-1]
+    def _before(self, spot: Spot, line: LogLine) -> Iterator[LogLine]:
+        return islice(self._back(spot, line), NEIGHBOURS_BEFORE)
+
+    def _texts_before(self, spot: Spot, line: LogLine) -> list[str]:
+        return [log_line.text for log_line in self._before(spot, line)]
 
     def _back(self, spot: Spot, line: LogLine) -> Iterator[LogLine]:
         """Yield the lines before it of the same stream, the nearest first."""
-        end = spot.text.rfind(b"\n", 0, spot.start)
-        for back in range(1, MAX_LINES_BACK):
-            if end <= 0:
-                return
-            begin = spot.text.rfind(b"\n", 0, end) + 1
-            piece = spot.text[max(begin, end - MAX_LINE_BYTES) : end].rstrip(b"\r").rpartition(b"\r")[2]
-            labelled = self._labelled_back(piece)
+        for back, piece in enumerate(islice(spot.above(), MAX_LINES_BACK), 1):
+            labelled = self._labelled_back(piece.rstrip(b"\r").rpartition(b"\r")[2])
             if labelled.rank is None or labelled.rank == line.rank:
                 one = self.line(labelled, spot.number - back)
                 if (one.rank, one.local_rank, one.host) == (line.rank, line.local_rank, line.host) and one.text.strip():
                     yield one
-            end = begin - 1
 
     def _stream(self, labelled: Labelled) -> LogStream:
         key = (labelled.rank, labelled.local_rank, labelled.host)

@@ -36,8 +36,6 @@ MAX_PIECES: Final = 256
 """Pieces of a line, each with something in it, that are read whatever comes."""
 LAST_HITS: Final = 16
 
-CLOCK: Final = re.compile(rb"\d:\d\d:\d")
-
 Hit = tuple[int, int, int]
 """Place among the texts, start, end."""
 
@@ -175,10 +173,10 @@ class FileScan:
             return
         labelled = self._head if goes_on else self._judge.labelled(piece[:MAX_LABEL_BYTES])
         self._judge.meet(labelled, number)
-        end = None
         if len(piece) > MAX_LABEL_BYTES or b"\r" in piece:
             end = piece.rstrip(b"\r").rpartition(b"\r")[2][-MAX_LINE_BYTES:]
-        self._gathered.last_words(self._judge.line(labelled, number, end))
+            labelled = labelled._replace(text=self._judge.labelled(end).text)
+        self._gathered.last_words(self._judge.line(labelled, number))
 
     def _search(self, text: bytes, start: int) -> None:
         """Go from line to line with something in it; through all lines as long as a stream waits for its next one."""
@@ -221,11 +219,7 @@ class FileScan:
         stream = self._stream_of.get(key)
         if stream is None or id(stream) in self._awaited or self._goes_on(start) or not self._is_bare(text, start, end):
             return False
-        if hits and not self._is_routine(key, hits):
-            return False
-        if CLOCK.search(text, start, min(end, start + MAX_LABEL_BYTES)):
-            stream.unread = text[start : min(end, start + MAX_LABEL_BYTES)]
-        return True
+        return not hits or self._is_routine(key, hits)
 
     def _is_routine(self, key: bytes, hits: Sequence[Hit]) -> bool:
         """Whether the line brings nothing new; it is counted then."""

@@ -18,7 +18,7 @@ NEIGHBOURS: Final = 2
 NEIGHBOURS_BEFORE: Final = 3
 """A file's name, a line of it and a mark below that."""
 LOOK_AHEAD: Final = 200
-"""Lines of the file after which nobody waits any more for a neighbour, or for a second exception."""
+"""Lines of the file in which a stream says nothing, after which nobody waits any more for a neighbour, or for a second exception."""
 MAX_OPEN: Final = 16
 """Tracebacks at once: of ranks whose lines nothing tells apart."""
 MAX_PENDING: Final = 64
@@ -40,8 +40,8 @@ class LogStream:
     stack: StackAssembler | None = None
     quoting: int = -QUOTED_APART
     """The latest line of a traceback that is only quoted."""
-    wanting: list[tuple[list[LogLine], int]] = field(default_factory=list)
-    """Lists that want the next lines, and the number of the line from which on they want none."""
+    wanting: list[list[LogLine]] = field(default_factory=list)
+    """Lists that want the next lines."""
     near: dict[str, LogLine] = field(default_factory=dict)
     """The line in which a text was last seen that makes others certain."""
     pending: dict[str, list[SeenSign]] = field(default_factory=dict)
@@ -50,7 +50,6 @@ class LogStream:
     """The rank that a heading above the traceback at hand says it is of."""
     raised: LoggedException | None = None
     """The exception that just ended, as long as another may follow."""
-    raised_at: int = 0
     because: bool = False
     """The line before says that this one tells why it was raised."""
     raised_lines: int = 0
@@ -58,8 +57,6 @@ class LogStream:
     time: float | None = None
     time_sought_at: int = 0
     """The line before which lines were gone back to for their time."""
-    unread: bytes = b""
-    """The labels of its latest line, if that wasn't read: it may have a time."""
     heard_at: int = 0
     """Its latest line that was read."""
 
@@ -88,9 +85,9 @@ class LogStream:
 
     def go_on(self, line: LogLine, gathered: GatheredLog) -> tuple[LogLine, bool]:
         """Take the next line; return it with its table's rank, and whether a traceback or table takes it for its own."""
-        for wanting, _ in self.wanting:
+        for wanting in self.wanting:
             wanting.append(line)
-        self.wanting = [wanting for wanting in self.wanting if len(wanting[0]) < NEIGHBOURS]
+        self.wanting = [wanting for wanting in self.wanting if len(wanting) < NEIGHBOURS]
         in_table = False
         line = self.headed_by(self.heading if self.open or self.raised else None, line)
         if self.table:
@@ -138,7 +135,7 @@ class LogStream:
         self.because = text.endswith("because:")
         if not self.open and goes_on_below(line):
             self.raised = gathered.amend(self.raised, below=line.number - self.raised.line.number)
-            self.raised_at, self.raised_lines = line.number, 0
+            self.raised_lines = 0
         elif self.raised_lines > ENDS_AFTER:
             self.raised = None
         return False
@@ -151,7 +148,7 @@ class LogStream:
         if raised:
             self.open.pop()
             raised = self._timed(raised)
-            self.raised, self.raised_at, self.raised_lines = raised, line.number, 0
+            self.raised, self.raised_lines = raised, 0
             gathered.raise_(raised)
         return True
 
@@ -163,9 +160,8 @@ class LogStream:
 
     def tire(self, number: int, gathered: GatheredLog) -> None:
         """Give up what has kept it waiting for too long, at that line of the file."""
-        self.wanting = [wanting for wanting in self.wanting if number < wanting[1]]
-        if self.raised and number - self.raised_at > LOOK_AHEAD:
-            self.raised = None
+        if number - self.heard_at > LOOK_AHEAD:
+            self.wanting, self.raised = [], None
         if number - self.heard_at > _MAX_SILENT_LINES:
             self.end(gathered)
 
