@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -12,12 +13,16 @@ from ddpdoctor.base.log_signs import LogSign
 from ddpdoctor.base.sign_files import SignFileError, make_signs, parse_sign_tables, read_tables
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.knowledge import xids
+from ddpdoctor.logs.parse.error_words import NO_FIGURE
+from ddpdoctor.logs.parse.exits import PARTS
 from tests.support import cuda_oom
 from tests.support.number_patterns import more_behind
 
 CHECKS: Final = Path(__file__).parent.parent / "checks"
 SHARED: Final = CHECKS / "shared.signs.toml"
 COMPILED: Final = CHECKS / "log_signs.json"
+WORDS: Final = Path(__file__).parent.parent / "ddpdoctor" / "logs" / "parse"
+"""Where files of that kind say what launchers and errors read like, whatever the illness."""
 
 _JOINED: Final = ", (?:worker_count|num_workers_joined)="
 COMPUTED_PARTS: Final = {
@@ -58,10 +63,21 @@ def use_files() -> None:
     catalogue().read_signs = cache(read_all)
 
 
-def compiled() -> str:
+def compiled(signs: Mapping[str, Sequence[LogSign]]) -> str:
     """JSON with a sign a line, so that a change is a change of that line."""
     slugs = [
-        f'"{slug}": [\n' + ",\n".join(msgspec.json.encode(sign).decode() for sign in signs) + "\n]"
-        for slug, signs in sorted(read_all().items())
+        f'"{slug}": [\n' + ",\n".join(msgspec.json.encode(sign).decode() for sign in signs[slug]) + "\n]"
+        for slug in sorted(signs)
     ]
     return "{\n" + ",\n".join(slugs) + "\n}\n"
+
+
+def compiled_words() -> dict[Path, str]:
+    """Of each file of words the JSON that the program reads beside it, by its path."""
+    parts = {**PARTS, "NO_FIGURE": NO_FIGURE}
+    return {
+        path.with_name(path.name.replace(".signs.toml", ".json")): compiled(
+            make_signs(read_tables(path.read_text(encoding="utf-8"), path.name), path.name, parts=parts)
+        )
+        for path in sorted(WORDS.glob("*.signs.toml"))
+    }

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from ddpdoctor.base.log_signs import LogSign
+from ddpdoctor.base.tables import read_table
 from ddpdoctor.facts.log import LogLine, ProcessExit
 from ddpdoctor.knowledge.hostlist import HostlistError, expand
 from ddpdoctor.logs.exceptions import OF_A_CHILD, OF_A_TOOL
@@ -37,133 +39,30 @@ class _Form(NamedTuple):
     said_by: str
 
 
-UP_TO_THE_NEXT: Final = r"(?:(?!CalledProcessError: ).)*"
-"""No further, so that a line full of them costs in proportion to its length."""
-_PARTS: Final = {
-    "pid": r"(?P<pid>\d+)",
-    "local": r"(?P<local>\d+)",
-    "code": r"(?P<code>-?\d+)",
-    "failure": r"(?P<code>-?[1-9]\d*)",
-    "number": r"(?P<number>\d+)",
-    "rank": r"(?P<ranks>\d+)",
-    "host": r"(?P<hosts>[\w.-]+)",
-    "signal": rf"(?P<signal>{'|'.join(SIGNALS)})",
-    "fatal": r"(?P<code>-(?:4|6|7|8|9|11)|13[2-9]|247)(?!\d| \(pid|,? (?:and|or|as|means?|is|when|if|for)\b)",
-    "command": rf"CalledProcessError: (?!{OF_A_TOOL})Command {UP_TO_THE_NEXT}",
-    "child": OF_A_CHILD,
+_FATAL_CODE: Final = r"(?P<code>-(?:4|6|7|8|9|11)|13[2-9]|247)(?!\d| \(pid|,? (?:and|or|as|means?|is|when|if|for)\b)"
+PARTS: Final = {
+    "SIGNAL": rf"(?P<signal>{'|'.join(SIGNALS)})",
+    "FATAL": _FATAL_CODE,
+    "COMMAND_NOT_OF_A_TOOL": rf"CalledProcessError: (?!{OF_A_TOOL})Command (?:(?!CalledProcessError: ).)*",
+    "OF_A_CHILD": OF_A_CHILD,
 }
-_PART: Final = re.compile(r"\{([a-z]+)\}")
-_SAID: Final = {
-    "torchrun": (
-        ("failed (exitcode: ", r"failed \(exitcode: {code}\)(?: local_rank: {local})? \(pid: {pid}\)"),
-        (", forcefully exiting via ", r"shutdown process {pid} via \S+, forcefully exiting"),
-        (" closing signal SIG", r"Sending process {pid} closing signal SIG\w+"),
-        (" got signal: ", r"SignalException: Process {pid} got signal: {number}"),
-    ),
-    "mp.spawn": (
-        (" via signal SIG", r"Terminating process {pid} via signal SIG\w+"),
-        ("Exception: process ", r"\b(?:ProcessExited)?Exception: process {local} terminated with (?:signal {signal}|exit code {code})"),
-        (" terminated with the following error:", r"-- Process {local} terminated with the following error:"),
-    ),
-    "srun": (
-        ("srun: error: ", r"srun: error: (?P<hosts>\S+): tasks? (?P<ranks>[\d,-]+): (?:Exited with exit code {code}|{signal})"),
-        (" CANCELLED AT ", r"\*\*\* (?:STEP|JOB) \S+(?: ON (?P<hosts>\S+))? CANCELLED AT \S+(?: (?P<error>[A-Z][^*]*?))? ?\*\*\*"),
-        ("oom_kill event", r"(?P<error>Detected \d+ oom_kill events? in \S+)"),
-        ("oom-kill event", r"(?P<error>Detected \d+ oom-kill event\(s\) in \S+)"),
-    ),
-    "mpirun": ((_NOTICED, r"noticed that process rank {rank} with PID {pid} on node (?P<hosts>\S+) exited on signal {number}"),),
-    "deepspeed": (
-        (" exits with return code = ", r"exits with return code = {code}"),
-        ("Killing subprocess ", r"sigkill_handler\] Killing subprocess {pid}"),
-    ),
-    "mpiexec": (
-        ("application called MPI_Abort(", r"application called MPI_Abort\((?:[^()]*, )?{failure}\) - process {rank}"),
-        (" TERMINATED WITH THE EXIT STRING: ", r"APPLICATION TERMINATED WITH THE EXIT STRING: (?:(?!APPLICATION TERM).)*\(signal {number}\)"),
-        ("KILLED BY SIGNAL: ", r"^=\s+KILLED BY SIGNAL: {number} \("),
-    ),
-    "horovodrun": ((" exit with status code ", r"^Process {rank} exit with status code {failure}\.$"),),
-    "UCX": ((" Caught signal ", r"^\[?{host}:{pid} ?:\d+(?::\d+)?\] Caught signal {number} \("),),
-    LIGHTNING: ((" terminated with code ", r"Child process with PID {pid} terminated with code {code}\. Forcefully"),),
-    "composer": ((" crashed with exit code ", r"\bRank {rank} crashed with exit code {failure}\."),),
-    "determined": (("failed with non-zero exit code: ", r"container failed with non-zero exit code: {failure} \(exit code \d+\)"),),
-    # The --local_rank=N in it is no word on who failed: most releases of torch.distributed.launch print the last rank's command.
-    "subprocess": (
-        ("returned non-zero exit status ", r"{command}returned non-zero exit status {code}"),
-        ("CalledProcessError: Command ", r"{command} died with <Signals\.{signal}"),
-        (" exited with ", r"(?:Runtime|OS)Error: {child}"),
-    ),
-    "kubernetes": (
-        (" restarting failed container", r"\bBack-off (?P<error>restarting failed container(?: [\w.=-]+)?)(?: in pod |.* pod=)?(?P<hosts>[a-z0-9][a-z0-9.-]*)?"),
-        ("OOMKilled", r"(?:Reason:\s+|\breason: |^|(?<! as)(?<! or)[\s\"])(?P<error>OOMKilled)\b(?! (?:or|means|when|if|error)\b)"),
-        (" exited with ", r"Pod: (?:[\w-]+\.)?(?P<hosts>[\w-]+) exited with code {failure}\b"),
-        (" exitCode: ", r"Error pod {host} container \S+ exitCode: {failure}\b"),
-        *(
-            (status, rf"^(?:(?:[\w-]+ +)?(?P<hosts>[a-z0-9][a-z0-9.-]*) +)?\d+/\d+ +(?P<error>(?:Init:)?{status.strip()}) +\d")
-            for status in ("CrashLoopBackOff", "     Error    ", " Init:Error ", "   Evicted   ")
-        ),
-        ("command terminated with exit code ", r"command terminated with exit code {code}"),
-        (" replica(s) failed", r"\b\w+Job \S+ is (?P<error>(?:failed|restarting) because \d+ \w+ replica\(s\) failed)\."),
-        ("BackoffLimitExceeded", r"(?P<error>BackoffLimitExceeded)\b.{0,80}reached the specified backoff limit"),
-        ("Exit Code: ", r"^ +Exit Code: +{failure}\s*$"),
-    ),
-    # It describes a worker where that one is dead, or hangs and is taken for dead.
-    RAY_TRAIN: (("distributed_context=DistributedContext(", r"^ *distributed_context=DistributedContext\(world_rank={rank}, "),),
-    # Of each node one. What it ends itself, once another has failed, has 137.
-    "SkyPilot": (
-        (" failed with return code list:", r"return code list: *\[(?:-?\d+, ?)*?(?P<code>(?!0\b|137\b)-?\d+)"),
-        (" failed with return code list:", r"return code list: *\[(?:0, ?)*(?P<code>137)(?:, ?(?:0|137))*\]"),
-    ),
-    "sacct": (
-        (" FAILED ", r"^\d+(?:_\d+)? .* (?P<error>FAILED) +(?:{failure}:\d+|0:{number})\b"),
-        *((state, rf"^\d+(?:_\d+)? .*(?P<error>{state})\S* +\d+:\d+\b") for state in (" OUT_OF_ME", " NODE_FAIL", " TIMEOUT ")),
-    ),
-    "seff": (
-        ("State: ", r"^State: (?P<error>FAILED|OUT_OF_MEMORY|NODE_FAIL|TIMEOUT)\b(?: \(exit code (?:0|{failure})\))?"),
-    ),
-    "qacct": (("exit_status ", r"^exit_status +{failure}\b"),),
-    "bsub": (
-        ("Exited with exit code ", r"^Exited with exit code {failure}\.$"),
-        ("Exited by signal ", r"^Exited by signal {number}\.$"),
-    ),
-    "systemd": (
-        (": Main process exited, code=", r"exited, code=(?:killed|dumped), status={number}/"),
-        (": Main process exited, code=", r"exited, code=exited, status={failure}/"),
-    ),
-    "HTCondor": (
-        ("Abnormal termination (signal ", r"^\s*\(0\) Abnormal termination \(signal {number}\)"),
-        ("Normal termination (return value ", r"^\s*\(1\) Normal termination \(return value {failure}\)"),
-    ),
-    "GitHub Actions": (("Process completed with exit code ", r"^(?:##\[error\]|Error: )Process completed with exit code {failure}\."),),
-    "docker": ((" exited with code ", r"^(?:[Cc]ontainer )?(?:(?P<hosts>\w{1,99}?[-_][\w.-]{1,99})|\w{1,99}) exited with code {failure}(?: \(restarting\))?$"),),
-    "multiprocessing": ((" stopped exitcode=", r"^<\w*Process.{0,200} stopped exitcode=(?:-{signal}|{failure})\b"),),
-    SHELL: (
-        (": line ", r": line \d+: +{pid} {signal}\b"),
-        ("Terminated", r"^(?P<signal>Terminated)(?: +\(core dumped\))?\s*$"),
-        (" Exit ", r"^\[\d+\][+-]? +Exit {failure} +\S"),
-        (" killed ", r"^\[\d+\] +(?:[+-] +)?{pid} {signal} +\S"),
-        ("Killed: ", r"^(?:\S+: line \d+: +\d+ )?Killed: {number}\b"),
-        (" exited with ", r"\bexited with {fatal}\W*$"),
-        (" rc=", r" rc={fatal}\W*$"),
-        ("Command terminated by signal ", r"^Command terminated by signal {number}$"),
-        ("Command exited with non-zero status ", r"^Command exited with non-zero status {failure}$"),
-    ),
-}  # fmt: skip
-"""By what each launcher's line is found, and how it reads."""
+"""Parts of the patterns of `exits.signs.toml` beside its own. A command goes no further than to the next one, so that a line full of them
+costs in proportion to its length."""
 _ITS_OWN_DOING: Final = frozenset(
     {", forcefully exiting via ", " closing signal SIG", " via signal SIG", "Killing subprocess "}
 )
 """Lines on processes that the launcher itself ends."""
 _FORMS: Final = tuple(
-    _Form(literal, re.compile(_PART.sub(lambda part: _PARTS[part[1]], pattern)), said_by)
-    for said_by, forms in _SAID.items()
-    for literal, pattern in forms
+    _Form(sign.text, re.compile(sign.pattern), said_by)
+    for said_by, signs in read_table(__name__, "exits.json", dict[str, tuple[LogSign, ...]]).items()
+    for sign in signs
 )
 _BY_LITERAL: Final = {
     literal: tuple(form for form in _FORMS if form.literal == literal) for literal in {form.literal for form in _FORMS}
 }
 _FATAL: Final = re.compile(
     r"(?<![A-Za-z])(?:(?:[Ee]xit(?:ed|s|ing)?|terminated|finished|failed)(?: with)?[ _-]?(?:code|status)|[Rr]eturn[ _-]?code)"
-    r"['\"]?(?: is| was| of)?[ :=(]{0,12}" + _PARTS["fatal"]
+    r"['\"]?(?: is| was| of)?[ :=(]{0,12}" + _FATAL_CODE
 )
 """That a process ended by a signal, in the words of whoever started it: no run that goes well has such a code."""
 _OF_ANYBODY: Final = _Form("", _FATAL, ANYBODY)
