@@ -9,14 +9,14 @@ from typing import Final
 
 import msgspec
 
+from ddpdoctor.base.grouping import grouped
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.engine.redaction import redact_text
 from ddpdoctor.engine.registry import Catalogue
-from ddpdoctor.facts.log import Log, LogLine, Noise, SignMatch
+from ddpdoctor.facts.log import Log, LogLine, Noise
 from ddpdoctor.logs.analyze.endings import endings
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, says_complete, verdict_of
 from ddpdoctor.logs.match.shape_tally import ShapeCount, ShapeTally
-from ddpdoctor.logs.parse.shapes import mark_of, shape_of
 
 MAX_TOLD: Final = 20
 """Lines that are told of each kind of difference."""
@@ -38,7 +38,7 @@ _SOUNDS_BAD: Final = compile_lazily(
 
 
 class GoodShape(msgspec.Struct, frozen=True):
-    """A kind of line in a run that ended well. text: without secrets. number: of its first line."""
+    """A kind of line in a run that ended well. file, number, text: of its first line, without secrets."""
 
     times: int
     even: bool
@@ -56,14 +56,6 @@ class GoodRun(msgspec.Struct, frozen=True, kw_only=True):
     shapes: dict[int, GoodShape]
     signs: frozenset[str]
     whole: bool
-
-
-class MissingLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of a good run, as none like it stands in this one."""
-
-    text: str
-    file: str
-    number: int
 
 
 class StoppedLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +86,7 @@ class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
     refused: tuple[tuple[str, str], ...] = ()
     new: tuple[LogLine, ...] = ()
     new_kinds: int = 0
-    missing: tuple[MissingLine, ...] = ()
+    missing: tuple[GoodShape, ...] = ()
     stopped: tuple[StoppedLine, ...] = ()
     alike_until: LogLine | None = None
     ends_early: bool = False
@@ -198,47 +190,38 @@ def beside_good_runs(
         catalogue: the checks to judge it by.
         refused: name of each log that was to be a good one and isn't, and why.
     """
-    without = _Without(log, tally, good)
     # An exception that a good run got over may end another one, where nothing else does.
-    strict = without(exceptions=True)
+    strict = _without_known(log, tally, good, exceptions=True)
     verdict = verdict_of(strict, catalogue)
     shown = verdict.raised is not None or any(suspect.sightings for suspect in verdict.suspects)
-    kept = strict if shown and verdict.outcome in _NAMED else without(exceptions=False)
+    kept = strict if shown and verdict.outcome in _NAMED else _without_known(log, tally, good, exceptions=False)
     return kept, msgspec.structs.replace(_comparison(kept, tally, good), refused=refused)
 
 
-class _Without:
-    """The log without what stands in good runs as well."""
+def _without_known(log: Log, tally: ShapeTally, good: GoodRuns, *, exceptions: bool) -> Log:
+    """The log without what stands in good runs as well; exceptions stay in it unless asked for."""
+    signs = {sign for run in good.runs for sign in run.signs}
+    why = WHY_KNOWN.format(names=", ".join(run.name for run in good.runs))
 
-    def __init__(self, log: Log, tally: ShapeTally, good: GoodRuns) -> None:
-        self._log = log
-        self._tally = tally
-        self._good = good
-        self._signs = {sign for run in good.runs for sign in run.signs}
-        self._why = WHY_KNOWN.format(names=", ".join(run.name for run in good.runs))
+    def is_known(line: LogLine) -> bool:
+        kind = tally.kind_of(line.text)
+        return kind is not None and kind.times <= FAR_MORE_OFTEN * good.most(kind.mark)
 
-    def __call__(self, *, exceptions: bool) -> Log:
-        log = self._log
-        known = [sighting for sighting in log.sightings if self._is_known_sign(sighting)]
-        noise = [
-            Noise(sighting.line.text, self._why, sighting.times, sighting.line)
-            for sighting in {sighting.sign: sighting for sighting in reversed(known)}.values()
-        ]
-        return msgspec.structs.replace(
-            log,
-            sightings=tuple(sighting for sighting in log.sightings if sighting not in known),
-            noise=(*log.noise, *reversed(noise)),
-            errors=tuple(error for error in log.errors if not self._is_known(error)),
-            raised=tuple(raised for raised in log.raised if not (exceptions and self._is_known(raised.line))),
-        )
-
-    def _is_known_sign(self, sighting: SignMatch) -> bool:
-        """Whether a good run shows this very sign in such a line: the same words with another figure may mean another thing."""
-        return sighting.sign in self._signs and self._is_known(sighting.line)
-
-    def _is_known(self, line: LogLine) -> bool:
-        mark = mark_of(shape_of(line.text))
-        return 0 < self._tally.times(line.text) <= FAR_MORE_OFTEN * self._good.most(mark)
+    noise: dict[str, Noise] = {}
+    new = []
+    for sighting in log.sightings:
+        # The same words with another figure may mean another thing.
+        if sighting.sign in signs and is_known(sighting.line):
+            noise.setdefault(sighting.sign, Noise(sighting.line.text, why, sighting.times, sighting.line))
+        else:
+            new.append(sighting)
+    return msgspec.structs.replace(
+        log,
+        sightings=tuple(new),
+        noise=(*log.noise, *noise.values()),
+        errors=tuple(error for error in log.errors if not is_known(error)),
+        raised=tuple(raised for raised in log.raised if not (exceptions and is_known(raised.line))),
+    )
 
 
 def _comparison(log: Log, tally: ShapeTally, good: GoodRuns) -> RunComparison:
@@ -247,9 +230,8 @@ def _comparison(log: Log, tally: ShapeTally, good: GoodRuns) -> RunComparison:
     accounted = _Accounted(log)
     untold = [shape.first for shape in new if shape.first not in accounted]
     bad = [line for line in untold if sounds_bad(line.text)]
-    missing = sorted(
-        (mark for mark in every if mark not in here and good.has_always(mark)), key=lambda mark: every[mark].order
-    )
+    missing = [shape for mark, shape in every.items() if mark not in here and good.has_always(mark)]
+    missing.sort(key=lambda shape: shape.order)
     stopped = _stopped(here, good)
     closing = [mark for mark in every if all(run.shapes[mark].closes for run in good.runs)]
     whole = all(run.whole for run in good.runs) and not tally.left_out
@@ -257,7 +239,7 @@ def _comparison(log: Log, tally: ShapeTally, good: GoodRuns) -> RunComparison:
         good=tuple(run.name for run in good.runs),
         new=tuple(map(_redacted, bad[:MAX_TOLD] if bad else untold[-MAX_TOLD:])),
         new_kinds=len(new),
-        missing=tuple(map(_missing, (every[mark] for mark in missing[:MAX_TOLD]))) if not tally.left_out else (),
+        missing=() if tally.left_out else tuple(missing[:MAX_TOLD]),
         stopped=stopped[:MAX_TOLD],
         alike_until=max(
             (_redacted(shape.last) for shape in here.values() if shape.last),
@@ -279,10 +261,6 @@ def _stopped(here: dict[int, ShapeCount], good: GoodRuns) -> tuple[StoppedLine, 
     return tuple(sorted(found, key=lambda stopped: -stopped.good_times))
 
 
-def _missing(shape: GoodShape) -> MissingLine:
-    return MissingLine(text=shape.text, file=shape.file, number=shape.number)
-
-
 def _redacted(line: LogLine) -> LogLine:
     return msgspec.structs.replace(line, text=redact_text(line.text))
 
@@ -292,31 +270,25 @@ class _Accounted:
 
     def __init__(self, log: Log) -> None:
         self._healthy = [noise.text for noise in log.noise]
-        self._spans: dict[object, list[tuple[int, int]]] = {}
-        for sighting in log.sightings:
-            self._add(_stream(sighting.line), sighting.line.order, sighting.line.order)
-        for raised in log.raised:
-            self._add(_stream(raised.line), raised.began.order, raised.line.order + raised.below)
-        for process_exit in log.exited:
-            order = process_exit.line.order
+        spans: list[tuple[object, int, int]] = [
+            *((sighting.line.stream, sighting.line.order, sighting.line.order) for sighting in log.sightings),
+            *((raised.line.stream, raised.began.order, raised.line.order + raised.below) for raised in log.raised),
+        ]
+        for line in (process_exit.line for process_exit in log.exited):
             # Its words on one rank stand among those on others.
-            self._add(process_exit.line.file, order - LINES_BEFORE_EXIT, order + LINES_OF_EXIT)
-        for spans in self._spans.values():
-            spans.sort()
+            spans.append((line.file, line.order - LINES_BEFORE_EXIT, line.order + LINES_OF_EXIT))
+        self._spans = grouped(sorted(spans, key=_begin), lambda span: span[0])
 
     def __contains__(self, line: LogLine) -> bool:
-        return any(self._holds(key, line.order) for key in (_stream(line), line.file)) or any(
+        return any(self._holds(key, line.order) for key in (line.stream, line.file)) or any(
             text in line.text for text in self._healthy
         )
 
     def _holds(self, key: object, order: int) -> bool:
         spans = self._spans.get(key, [])
-        at = bisect_right(spans, order, key=lambda span: span[0]) - 1
-        return at >= 0 and spans[at][1] >= order
-
-    def _add(self, key: object, begin: int, end: int) -> None:
-        self._spans.setdefault(key, []).append((begin, end))
+        at = bisect_right(spans, order, key=_begin) - 1
+        return at >= 0 and spans[at][2] >= order
 
 
-def _stream(line: LogLine) -> object:
-    return line.file, line.rank
+def _begin(span: tuple[object, int, int]) -> int:
+    return span[1]

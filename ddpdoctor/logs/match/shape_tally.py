@@ -1,7 +1,11 @@
-"""Counts the shapes of all lines of a run, in bounded memory: which there are, how often, how evenly, and where last."""
+"""Counts the shapes of all lines of a run, in bounded memory: which there are, how often, how evenly, and where last. The shape of a
+line is what stays of it from run to run, without its figures, paths, hashes, times and addresses."""
 
 from __future__ import annotations
 
+import hashlib
+import re
+import string
 from collections import Counter
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
@@ -11,7 +15,6 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.facts.log import LogLine
-from ddpdoctor.logs.parse.shapes import MAX_SHAPED_TEXT, coarse_keys, mark_of, shape_of
 
 MAX_SHAPES: Final = 12_000
 """Kinds of lines that are told apart."""
@@ -29,6 +32,22 @@ MIN_EVEN_BUCKETS: Final = 4
 _MAX_GAP: Final = 3.0
 """Times the mean distance that a line that recurs evenly may leave out."""
 
+MAX_SHAPED_TEXT: Final = 300
+"""Characters of a line, behind its labels, that make its shape."""
+_KEPT: Final = frozenset(string.ascii_letters) - frozenset(string.hexdigits)
+_DROPPED: Final = bytes(byte for byte in range(128) if chr(byte) not in _KEPT and chr(byte) != "\n")
+"""Figures, signs, and the letters of hashes: lines that differ in nothing else are told apart nowhere."""
+_VARYING: Final = re.compile(
+    r"""
+      [a-z][a-z0-9+.-]{1,15}://[^\s'"<>)\]]+                 # addresses of pages, stores and servers
+    | [~.]{0,2}/[^\s'":;,<>()\[\]|=]+                         # paths
+    | (?<![^\W\d_])(?=[^\W\d_]{0,64}\d)[\w.@-]+              # figures, and words that hold some: hashes, hosts, units
+    | \b[0-9a-fA-F]{8,}\b
+    """,
+    re.VERBOSE,
+)
+_SIGNS: Final = re.compile(r"[\W\d_]+")
+
 LineAt = Callable[[bytes, int], LogLine]
 """Makes a line of a file's bytes and its number."""
 
@@ -38,7 +57,6 @@ class ShapeCount:
     """A kind of line. buckets: a bit for each part of the run in which it stands."""
 
     mark: int
-    shape: str
     first: LogLine
     times: int = 0
     buckets: int = 0
@@ -90,15 +108,15 @@ class ShapeTally:
             keys[0] = _BLANK
         if not block or block.endswith(b"\n"):
             keys.pop()
-        last = dict(zip(keys, count()))
+        counted, last = Counter(keys), dict(zip(keys, count()))
         lines: list[bytes] = []
-        if self._wants_more(ends=ends) and (new := last.keys() - self._of_key.keys()):
+        if self._wants_more(ends=ends) and (new := [key for key in counted if key not in self._of_key]):
             lines = block.split(b"\n")
-            firsts = dict(zip(reversed(keys), range(len(keys) - 1, -1, -1), strict=False))
-            for key in sorted(new, key=firsts.__getitem__):
+            first = dict(zip(reversed(keys), reversed(range(len(keys))), strict=False))
+            for key in new:
                 if self._wants_more(ends=ends):
-                    self._of_key[key] = self._look_at(lines[firsts[key]], number + firsts[key], line_at, ends=ends)
-        for key, times in Counter(keys).items():
+                    self._of_key[key] = self._look_at(lines[first[key]], number + first[key], line_at, ends=ends)
+        for key, times in counted.items():
             known = self._of_key.get(key)
             if known is None:
                 self.left_out += times
@@ -123,10 +141,9 @@ class ShapeTally:
         self._here = 0
         self.files += 1
 
-    def times(self, text: str) -> int:
-        """Tell how often lines of the same kind as this one stand in the run."""
-        known = self.shapes.get(mark_of(shape_of(text)))
-        return known.times if known else 0
+    def kind_of(self, text: str) -> ShapeCount | None:
+        """Find the count of the lines in the run that are of the same kind as this one."""
+        return self.shapes.get(mark_of(shape_of(text)))
 
     def is_even(self, shape: ShapeCount) -> bool:
         """Whether lines of a kind recur in equal distances throughout the run, or one of its files, as a training's steps do."""
@@ -157,7 +174,7 @@ class ShapeTally:
             known = self.shapes.get(mark)
             if known is None and len(self.shapes) < MAX_SHAPES * (MORE_AT_THE_END if ends else 1):
                 line = msgspec.structs.replace(line, text=line.text[:MAX_SHAPED_TEXT])
-                known = self.shapes[mark] = ShapeCount(mark, shape, line)
+                known = self.shapes[mark] = ShapeCount(mark, line)
             if known:
                 found[mark] = known
             else:
@@ -187,3 +204,25 @@ _BLANK: Final = hash(b"")
 def _halved(buckets: int) -> int:
     """Put each two neighbouring bits together."""
     return int(f"{buckets | buckets >> 1:0{_BUCKETS}b}"[1::2], 2)
+
+
+# --- shapes -----------------------------------------------------------------------------------------------------------
+
+
+def coarse_keys(block: bytes) -> list[int]:
+    """Make of each line in a block a key that lines of one shape mostly share, at a hundredth of the shape's cost."""
+    return list(map(hash, block.translate(None, _DROPPED).split(b"\n")))
+
+
+def shape_of(text: str) -> str:
+    """Return the shape of a line without labels; "" where nothing stays of it.
+
+    Args:
+        text: as it stands behind the labels of launchers and the timestamps of collectors.
+    """
+    return _SIGNS.sub(" ", _VARYING.sub("0", text[:MAX_SHAPED_TEXT])).strip()
+
+
+def mark_of(shape: str) -> int:
+    """Return the number by which a shape is known in every process, and from which nobody reads it."""
+    return int.from_bytes(hashlib.blake2b(shape.encode("utf-8", "replace"), digest_size=8).digest(), "big") >> 1
