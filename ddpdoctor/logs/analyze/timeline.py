@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Final
 
+from ddpdoctor.base.grouping import grouped
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.log import Log, LogLine, ProcessExit
@@ -74,8 +75,6 @@ class Timeline:
         ]
         self._ranks = max(len(log.ranks), 1)
         self.first = [failure.exited for failure in failures if failure.exited and failure.exited.first]
-        times = [process_exit.time for process_exit in self.first if process_exit.time is not None]
-        self._first_end = min(times) if len(times) == len(self.first) > 1 else None
 
     @cached_property
     def ends(self) -> list[ProcessExit]:
@@ -83,12 +82,17 @@ class Timeline:
         return endings(self.log)
 
     @cached_property
-    def _own_of(self) -> dict[object, list[Failure]]:
+    def _own_of(self) -> Mapping[object, list[Failure]]:
         """The exceptions of each stream that are nobody else's doing."""
-        streams: dict[object, list[Failure]] = {}
-        for failure in self.own:
-            streams.setdefault(failure.line.stream, []).append(failure)
-        return streams
+        return grouped(self.own, lambda failure: failure.line.stream)
+
+    @cached_property
+    def _first_of_all(self) -> list[ProcessExit]:
+        """Of the ends that launchers saw first the earliest ones, where all have a time."""
+        times = [process_exit.time for process_exit in self.first if process_exit.time is not None]
+        if len(times) < len(self.first):
+            return self.first
+        return [process_exit for process_exit in self.first if process_exit.time == min(times)]
 
     def share(self, line: LogLine) -> int:
         """Count the ranks among which the lines of its file are shared out."""
@@ -112,18 +116,20 @@ class Timeline:
         """Whether the rank went on for long after those words, and only then fell by something else."""
         if failure.kind is FailureKind.ENDED:
             return False
-        later = [follower for follower in self._own_of.get(failure.line.stream, ()) if follower is not failure]
-        if failure.kind is FailureKind.SAID:
-            gone_on = failure.line.rank is not None and self.gone_on_after(failure.line)
-            own = [
-                follower for follower in later if follower.is_ordinary and follower.began.number > failure.line.number
-            ]
-            return (
-                gone_on
-                or any(says_much(follower) or self.far(failure.line, follower.began) for follower in own)
-                or self._merely_warns(failure)
-            )
-        return any(self.far(failure.over, follower.began) for follower in later)
+        line, later = failure.line, self._own_of.get(failure.line.stream, [])
+        if failure.kind is FailureKind.RAISED:
+            return any(self.far(failure.over, follower.began) for follower in later if follower is not failure)
+        if line.rank is not None and self.gone_on_after(line):
+            return True
+        warns = bool(_WARNS.match(line.text))
+        if warns and line.rank is None:
+            # It may be any rank's.
+            later = [follower for follower in self.own if follower.line.file == line.file]
+        return any(
+            says_much(follower) or (warns and is_other_than_warned(follower)) or self.far(line, follower.began)
+            for follower in later
+            if follower.is_ordinary and follower.began.number > line.number
+        )
 
     def went_on_until_stopped(self, failure: Failure) -> bool:
         """Whether mere words are followed by many steps, and the run was ended from outside: who hangs takes none."""
@@ -146,27 +152,11 @@ class Timeline:
         ]
         return any(map(_WARNS.match, (failure.line.text, *above))) and self.gone_on_after(failure.line)
 
-    def _merely_warns(self, failure: Failure) -> bool:
-        """Whether a library only warns by those words, and an exception behind them speaks of something else."""
-        if not _WARNS.match(failure.line.text):
-            return False
-        return any(
-            is_other_than_warned(follower) and failure.line.number < follower.began.number
-            for follower in self.own
-            if follower.line.stream == failure.line.stream
-            or (failure.line.rank is None and follower.line.file == failure.line.file)
-        )
-
     def ended_first(self, failure: Failure) -> bool:
         """Whether the launcher saw that rank end first; of several nodes' launchers each only knows its own ranks."""
-        first = [
-            process_exit
-            for process_exit in self.first
-            if self._first_end is None or process_exit.time == self._first_end
-        ]
         return any(
             process_exit is failure.exited or (failure.raised and is_of(failure.line, process_exit))
-            for process_exit in first
+            for process_exit in self._first_of_all
         )
 
     def near(self, failure: Failure, lead: Failure) -> bool:
