@@ -243,20 +243,12 @@ def _lines_of_script(suspect: Suspect, check: Check, verdict: LogVerdict, log: L
     """The line of the script by which the failure that leads came to it; else where the process stood that wrote those words."""
     raised, said = verdict.raised, [sighting.line for sighting in suspect.sightings]
     if raised is None:
-        near = (stack for line in said for stack in log.stacks if _is_near(stack.line, line))
-        return stack_lines(log, stack) if (stack := next(near, None)) else ()
+        pairs = ((stack, line) for line in said for stack in log.stacks if stack.line.stream == line.stream)
+        stack = next((stack for stack, line in pairs if abs(stack.line.number - line.number) <= NEAR_STACK), None)
+        return stack_lines(log, stack) if stack else ()
     span = range(raised.began.number, raised.line.number + 1)
-    within = any(_is_same_process(line, raised.line) and line.number in span for line in said)
+    within = any(line.stream == raised.line.stream and line.number in span for line in said)
     return own_line(log, raised) if within and LogTopic.MISTAKE not in check.stands_for else ()
-
-
-def _is_near(stack: LogLine, line: LogLine) -> bool:
-    """Whether the process that wrote a line wrote that stack as it was aborted or crashed."""
-    return _is_same_process(stack, line) and abs(stack.number - line.number) <= NEAR_STACK
-
-
-def _is_same_process(one: LogLine, other: LogLine) -> bool:
-    return (one.file, one.rank) == (other.file, other.rank)
 
 
 # --- the facts of a host ------------------------------------------------------------------------------------------------
@@ -359,26 +351,28 @@ def _among(host: str, others: Sequence[str]) -> bool:
     return here in there
 
 
-_NAME_SHAPES: Final = (
-    re.compile(r"(?<![\w:])(?:PCI:)?[0-9a-f]{4,8}:(?P<object>[0-9a-f]{2}:[0-9a-f]{2})(?!\w)", re.IGNORECASE),
-    re.compile(r"(?<!\w)(?:sm|compute)_(?P<object>\d+)"),
-    re.compile(r"(?<!\w)(?P<object>(?:GLIBCXX|CXXABI)_[\d.]*\d)"),
-    re.compile(r"(?<!\w)(?P<object>[a-z][a-z0-9]{0,15}_\d+)(?!\w)"),
-    re.compile(r"(?<!\w)(?P<object>[A-Z][A-Z0-9]*_[A-Z][A-Z0-9_]*)(?!\w)"),
+_NAMES: Final = re.compile(
+    r"(?<![\w:])(?i:(?:PCI:)?[0-9a-f]{4,8}:(?P<address>[0-9a-f]{2}:[0-9a-f]{2}))(?!\w)"
+    r"|(?<!\w)(?:sm|compute)_(?P<architecture>\d+)"
+    r"|(?<!\w)(?P<version>(?:GLIBCXX|CXXABI)_[\d.]*\d)"
+    r"|(?<!\w)(?P<device>[a-z][a-z0-9]{0,15}_\d+)(?!\w)"
+    r"|(?<!\w)(?P<setting>[A-Z][A-Z0-9]*_[A-Z][A-Z0-9_]*)(?!\w)"
 )
-"""Addresses on the bus, architectures, symbols' versions, InfiniBand's devices, settings: by its looks it is known what a word names."""
+"""By its looks it is known what a word names: an address on the bus, a symbol's version, InfiniBand's device ..."""
 
 
 def other_than_named(finding: Finding, seen: Iterable[SignMatch]) -> str:
     """Return what the log names, where the finding speaks of others of that kind and not of it; else ""."""
-    text = "\n".join((finding.summary, *(evidence.text for evidence in finding.evidence)))
+    there = _objects("\n".join((finding.summary, *(evidence.text for evidence in finding.evidence))))
     for word in dict.fromkeys(word.strip() for match in seen for word in match.words.values()):
-        names = (word, word.partition(".")[0])
-        shape = next((shape for shape in _NAME_SHAPES if any(map(shape.fullmatch, names))), None)
-        if shape and (found := _objects(shape, text)) and not found & _objects(shape, word):
-            return word
+        if any(map(_NAMES.fullmatch, (word, word.partition(".")[0]))):
+            named = _objects(word)
+            of_that_kind = {kind for kind, _ in there} & {kind for kind, _ in named}
+            if of_that_kind and not there & named:
+                return word
     return ""
 
 
-def _objects(shape: re.Pattern[str], text: str) -> set[str]:
-    return {found["object"].lower() for found in shape.finditer(text)}
+def _objects(text: str) -> set[tuple[str, str]]:
+    """(kind, name) of each."""
+    return {(kind, found[kind].lower()) for found in _NAMES.finditer(text) if (kind := found.lastgroup)}

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import Final
 
+from ddpdoctor.base.grouping import grouped
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.text import listed
 from ddpdoctor.facts.log import ProcessExit
@@ -65,29 +66,22 @@ def programs_missing(text: str) -> list[str]:
 
 
 class MissingKind(Enum):
-    """The way in which the shell looks for a program that it doesn't find."""
+    """The way in which the shell looks for a program that it doesn't find, as the reason tells it."""
 
-    FUNCTION = "a function of login shells"
-    FILE = "a file, by its path"
-    IN_PATH = "a name, in PATH"
+    FUNCTION = "`{}` is a function of login shells"
+    FILE = "there is no file {} on that host, or its first line names an interpreter that isn't there"
+    IN_PATH = "PATH doesn't lead to {}"
+
+    @classmethod
+    def of(cls, program: str) -> MissingKind:
+        """Tell how a program of that name is looked for."""
+        return cls.FUNCTION if program == MODULE else cls.FILE if "/" in program else cls.IN_PATH
 
 
 def why_missing(programs: Iterable[str]) -> dict[MissingKind, tuple[list[str], str]]:
     """Tell of programs that nobody finds why, of each kind together: which they are, and the reason."""
-    kinds: dict[MissingKind, list[str]] = {}
-    for program in dict.fromkeys(programs):
-        kind = (
-            MissingKind.FUNCTION if program == MODULE else MissingKind.FILE if "/" in program else MissingKind.IN_PATH
-        )
-        kinds.setdefault(kind, []).append(program)
-    reasons = {
-        MissingKind.FUNCTION: "`{}` is a function of login shells",
-        MissingKind.FILE: "there is no file {} on that host, or its first line names an interpreter that isn't there",
-        MissingKind.IN_PATH: "PATH doesn't lead to {}",
-    }
-    return {
-        kind: (kinds[kind], reason.format(listed(kinds[kind]))) for kind, reason in reasons.items() if kind in kinds
-    }
+    kinds = grouped(dict.fromkeys(programs), MissingKind.of)
+    return {kind: (kinds[kind], kind.value.format(listed(kinds[kind]))) for kind in MissingKind if kind in kinds}
 
 
 def attempt_of_file(name: str) -> int | None:

@@ -97,7 +97,7 @@ def read_stream(
             yield piece
 
     try:
-        pieces = _together(_pieces(stream, most, lambda done: progress(name, done, most or 0)))
+        pieces = _pieces(stream, most, lambda done: progress(name, done, most or 0))
         first = next(pieces, b"")
         compressed = first.startswith(GZIP)
         is_whole = len(first) == most or len(first) < FIRST_PIECE_BYTES
@@ -156,31 +156,28 @@ def _may_be_log(path: Path) -> bool:
 
 
 def _pieces(stream: BinaryIO, most: int | None, told: Callable[[int], None]) -> Iterator[bytes]:
-    done = 0
-    while most is None or done < most:
-        told(done)
-        piece: bytes | None = stream.read(BLOCK_BYTES if most is None else min(BLOCK_BYTES, most - done))
-        if piece is None:
-            # Whoever opened it doesn't want to wait, as some do with the standard input that they pass on.
-            select.select([stream], [], [])
-            continue
-        if not piece:
-            return
-        done += len(piece)
-        yield piece
-
-
-def _together(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    # The same pieces, with a first one by which the others can be judged.
-    first = b""
+    # First a piece by which the others can be judged; what was read before an error, too.
+    done, held = 0, b""
     try:
-        while len(first) < FIRST_PIECE_BYTES and (piece := next(pieces, b"")):
-            first += piece
+        while most is None or done < most:
+            told(done)
+            piece: bytes | None = stream.read(BLOCK_BYTES if most is None else min(BLOCK_BYTES, most - done))
+            if piece is None:
+                # Whoever opened it doesn't want to wait, as some do with the standard input that they pass on.
+                select.select([stream], [], [])
+                continue
+            if not piece:
+                break
+            done += len(piece)
+            held += piece
+            if done >= FIRST_PIECE_BYTES:
+                yield held
+                held = b""
     except OSError:
-        yield first
+        yield held
         raise
-    yield first
-    yield from pieces
+    if held:
+        yield held
 
 
 def _lines(pieces: Iterator[bytes], unwrapped: Unwrapped) -> Iterator[bytes]:

@@ -28,7 +28,7 @@ _ENDPOINT: Final = compile_lazily(
 """Of IPv6 it is known only in brackets or in a pair where the address ends."""
 _OF_A_STORE: Final = compile_lazily(r"client socket|server socket|TCPStore|[Rr]endezvous|rdzv|c10d|MASTER_ADDR|master")
 _SOURCE: Final = compile_lazily(r"\.(?:cc?|cpp|cuh?|h(?:pp)?|py|so)$")
-_LOADS: Final = compile_lazily(r"""\bload\w*\([rb]?(?P<quote>["'])(?P<file>[^"'{}]+)(?P=quote)""")
+_LOADS: Final = compile_lazily(r"""\bload\w*\([rb]?(?P<quote>["'])(?P<file>[^"'{}\n]+)(?P=quote)""")
 _MAPPED: Final = "::ffff:"
 """Before an IPv4 address, where a socket of IPv6 dials it."""
 
@@ -66,11 +66,11 @@ def _loaded(seen: Iterable[SignMatch], log: Log) -> str:
     """Return the file that the call names by which the exception with those words came about; "" where it names none."""
     for match in seen:
         for raised in log.raised:
-            same = (raised.line.file, raised.line.rank) == (match.line.file, match.line.rank)
+            same = raised.line.stream == match.line.stream
             if same and raised.began.number <= match.line.number <= raised.line.number + MAX_LINES_OF_MESSAGE:
-                calls = [_LOADS.search(frame.code) for frame in (*reversed(raised.frames), raised.own) if frame]
-                if named := next((call["file"] for call in calls if call), ""):
-                    return named
+                calls = "\n".join(frame.code for frame in (*reversed(raised.frames), raised.own) if frame)
+                if found := _LOADS.search(calls):
+                    return found["file"]
     return ""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Final
 
 from ddpdoctor.facts.log import Log, LoggedException, LogLine
@@ -38,13 +39,12 @@ def more_of(lead: LogLine | None, raised: LoggedException | None, log: Log) -> t
     if raised and (is_of_a_tool(raised) or raised.message.startswith(_BUILD)) and (said := _of_compiler(raised, log)):
         return said
     if raised and raised.chained and is_of_a_tool(raised):
-        later = [
-            exception
-            for exception in log.raised
-            if exception.line.stream == raised.line.stream and not is_cut(exception)
-        ]
         return tuple(
-            exception.line for exception in later if 0 < exception.began.number - raised.line.number <= MAX_LINES_BEHIND
+            later.line
+            for later in log.raised
+            if later.line.stream == raised.line.stream
+            and 0 < later.began.number - raised.line.number <= MAX_LINES_BEHIND
+            and not is_cut(later)
         )[:1]
     if raised and raised.reason:
         return (raised.reason,)
@@ -59,11 +59,8 @@ def more_of(lead: LogLine | None, raised: LoggedException | None, log: Log) -> t
         return _right_before(raised, errors)
     own = [log_line for log_line in behind if log_line.rank in (None, lead.rank) and log_line.host in ("", lead.host)]
     # Another error's, with its own word, may follow.
-    until = min(
-        (log_line.number for log_line in own if _OF_NCCL.search(log_line.text) and "rror in" in log_line.text),
-        default=1 << 62,
-    )
-    told = [log_line for log_line in own if log_line.number < until and not _GENERAL.match(log_line.text)]
+    of_this = takewhile(lambda line: not ("rror in" in line.text and _OF_NCCL.search(line.text)), own)
+    told = [log_line for log_line in of_this if not _GENERAL.match(log_line.text)]
     warnings = [error for error in errors if _WARNS in error.text and error.rank in (None, lead.rank)]
     nearest = sorted(warnings, key=lambda warning: (warning.file != lead.file, abs(warning.number - lead.number)))
     return tuple(told[:MAX_LINES] or nearest[:1])
@@ -92,10 +89,11 @@ def _of_compiler(raised: LoggedException, log: Log) -> tuple[LogLine, ...]:
 def nccl_may_say_more(lead: LogLine | None, raised: LoggedException | None, log: Log, end: str) -> bool:
     """Whether the failure may be one of NCCL's, and NCCL was not asked yet to tell all. end: how the launcher says it ended."""
     text = f"{lead.text if lead else ''} {f'{raised.exception} {raised.message}' if raised else ''} {end}"
-    told = (
-        [last_words.line for last_words in log.last]
-        + [noise.line for noise in log.noise]
-        + [sighting.line for sighting in log.sightings]
-    )
-    asked = any(_INFORMS in error.text for error in (*log.errors, *told))
+    told = [
+        *log.errors,
+        *(words.line for words in log.last),
+        *(noise.line for noise in log.noise),
+        *(sighting.line for sighting in log.sightings),
+    ]
+    asked = any(_INFORMS in line.text for line in told)
     return bool(_MAY_BE_NCCLS.search(text)) and not asked

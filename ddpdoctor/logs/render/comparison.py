@@ -38,7 +38,7 @@ def comparison_section(judgement: LogJudgement, *, verbose: bool) -> Section:
 
 def _differences(judgement: LogJudgement, compared: RunComparison, most: int | None) -> list[Block]:
     log = judgement.log
-    new, stopped = (compared.new_errors or compared.new)[:most], compared.stopped[:most]
+    new, stopped = compared.new[:most], compared.stopped[:most]
     told = [("new", quoted(line.text), place(log, line)) for line in new]
     if rest := compared.new_kinds - len(new):
         kinds = plural(rest, "other kind" if new else "kind")
