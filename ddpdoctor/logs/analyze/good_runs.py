@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Final
 
 import msgspec
@@ -148,31 +147,17 @@ class GoodRuns:
 
     def __init__(self, runs: Sequence[GoodRun]) -> None:
         self.runs = runs
-
-    @cached_property
-    def in_every(self) -> dict[int, GoodShape]:
-        """The kinds of lines that stand in each of them, as in the first one."""
-        first, *others = self.runs
-        return {mark: shape for mark, shape in first.shapes.items() if all(mark in other.shapes for other in others)}
-
-    @cached_property
-    def even(self) -> frozenset[int]:
-        """Those that recur evenly in each of them."""
-        return frozenset(mark for mark in self.in_every if all(run.shapes[mark].even for run in self.runs))
-
-    def has_always(self, mark: int) -> bool:
-        """Whether lines of a kind that is in every run belong to such runs: one that stands in a single run once, and not at its end,
-        may be chance."""
-        shape = self.in_every[mark]
-        return len(self.runs) > 1 or shape.times > 1 or shape.closes
-
-    def least(self, mark: int) -> int:
-        """Tell how often lines of a kind that is in every run stand in each at least."""
-        return min(run.shapes[mark].times for run in self.runs)
+        self.kinds: dict[int, list[GoodShape]] = {}
+        """By its mark each kind of lines that any run has, as the runs have it, in their order."""
+        for mark, shape in (item for run in runs for item in run.shapes.items()):
+            self.kinds.setdefault(mark, []).append(shape)
+        self.in_every = {mark: shapes for mark, shapes in self.kinds.items() if len(shapes) == len(runs)}
+        self.even = frozenset(mark for mark, shapes in self.in_every.items() if all(shape.even for shape in shapes))
+        """Marks of those that recur evenly in each run."""
 
     def most(self, mark: int) -> int:
         """Tell how often lines of a kind stand in any of them at most; 0: in none."""
-        return max(run.shapes[mark].times if mark in run.shapes else 0 for run in self.runs)
+        return max((shape.times for shape in self.kinds.get(mark, ())), default=0)
 
 
 # --- the run at hand ------------------------------------------------------------------------------------------------------
@@ -225,15 +210,17 @@ def _without_known(log: Log, tally: ShapeTally, good: GoodRuns, *, exceptions: b
 
 
 def _comparison(log: Log, tally: ShapeTally, good: GoodRuns) -> RunComparison:
-    here, every = tally.shapes, good.in_every
-    new = sorted((shape for mark, shape in here.items() if not good.most(mark)), key=lambda shape: shape.first.order)
+    here = tally.shapes
+    new = sorted((shape for mark, shape in here.items() if mark not in good.kinds), key=lambda shape: shape.first.order)
     accounted = _Accounted(log)
     untold = [shape.first for shape in new if shape.first not in accounted]
     bad = [line for line in untold if sounds_bad(line.text)]
-    missing = [shape for mark, shape in every.items() if mark not in here and good.has_always(mark)]
+    absent = [shapes[0] for mark, shapes in good.in_every.items() if mark not in here]
+    # One that stands in a single run once, and not at its end, may be chance.
+    missing = [shape for shape in absent if len(good.runs) > 1 or shape.times > 1 or shape.closes]
     missing.sort(key=lambda shape: shape.order)
     stopped = _stopped(here, good)
-    closing = [mark for mark in every if all(run.shapes[mark].closes for run in good.runs)]
+    closing = [mark for mark, shapes in good.in_every.items() if all(shape.closes for shape in shapes)]
     whole = all(run.whole for run in good.runs) and not tally.left_out
     return RunComparison(
         good=tuple(run.name for run in good.runs),
@@ -253,10 +240,11 @@ def _comparison(log: Log, tally: ShapeTally, good: GoodRuns) -> RunComparison:
 
 def _stopped(here: dict[int, ShapeCount], good: GoodRuns) -> tuple[StoppedLine, ...]:
     """The most frequent first."""
+    least = {mark: min(shape.times for shape in good.in_every[mark]) for mark in good.even}
     found = [
-        StoppedLine(line=_redacted(shape.last), times=shape.times, good_times=good.least(mark))
+        StoppedLine(line=_redacted(shape.last), times=shape.times, good_times=least[mark])
         for mark in good.even
-        if (shape := here.get(mark)) and shape.last and shape.times < CLEARLY_FEWER * good.least(mark)
+        if (shape := here.get(mark)) and shape.last and shape.times < CLEARLY_FEWER * least[mark]
     ]
     return tuple(sorted(found, key=lambda stopped: -stopped.good_times))
 

@@ -50,14 +50,12 @@ def _left_out(said: Mapping[str, str]) -> tuple[str, ...]:
 
 def _is_said(said: Mapping[str, str], settings: launchers.Settings) -> bool:
     """Whether those settings name the same place, or interface."""
-    host, port = launchers.split_endpoint(launchers.store_endpoint(settings))
-    same_endpoint = bool(host) and str(port) == said.get(PORT) and said.get(ADDRESS, host) == host
-    address, master_port = launchers.master_address(settings), launchers.master_port(settings)
-    same_master = str(master_port) == said.get(PORT) and said.get(ADDRESS, address) == address
-    others = {name: value for name, value in said.items() if name not in MEETING}
-    return all(settings.get(name, "") == value for name, value in others.items()) and (
-        PORT not in said or same_master or same_endpoint
-    )
+    if any(settings.get(name, "") != value for name, value in said.items() if name not in MEETING):
+        return False
+    endpoint = launchers.split_endpoint(launchers.store_endpoint(settings))
+    master = launchers.master_address(settings), launchers.master_port(settings)
+    places = (host for host, port in (endpoint, master) if str(port) == said.get(PORT))
+    return PORT not in said or any(said.get(ADDRESS, host) == host for host in places)
 
 
 def as_the_log_names(snapshot: Snapshot, seen: Iterable[SignMatch], catalogue: Catalogue) -> Snapshot:
