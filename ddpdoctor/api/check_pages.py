@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ddpdoctor.api.errors import NoVerdictError, UsageError, refuse_empty
+from ddpdoctor.base.log_signs import NEAR, LogSign, SignRole
 from ddpdoctor.base.text import one_line, without_capital
-from ddpdoctor.report.document import Block, Paragraph, Section, StyledText, Words
+from ddpdoctor.report.document import Block, Command, Paragraph, Section, StyledText, Words
 
 if TYPE_CHECKING:
     from ddpdoctor.engine.registry import Check
+
+HEADINGS_OF_SIGNS: Final = {
+    SignRole.NAMES: "This illness alone says",
+    SignRole.HINTS: "It may be this one, if a log says",
+    SignRole.EFFECT: "Said by ranks that fell with another, whose illness it is",
+    SignRole.NOISE: "Healthy runs say it, too; alone it means nothing",
+}
 
 
 class CheckPage(NamedTuple):
@@ -66,12 +74,26 @@ def find_pages(name: str) -> list[CheckPage]:
 
 
 def _page(check: Check, *, is_topic: bool) -> CheckPage:
-    from ddpdoctor.logs.render.signs import sign_blocks
-
     kind = StyledText(f"  ({check.family}, {check.severity.value})", "dim")
-    signs = tuple(sign_blocks(check.log_signs))
+    signs = tuple(_sign_blocks(check.log_signs))
     heading = (StyledText(check.slug, "bold"), kind)
     return CheckPage(heading, check.page, signs, "" if is_topic else check.docs, check if is_topic else None)
+
+
+def _sign_blocks(signs: tuple[LogSign, ...]) -> Iterator[Block]:
+    """The signs by which it shows itself in a log, by what each is worth, and why: those first that name the illness."""
+    for role, heading in HEADINGS_OF_SIGNS.items():
+        fitting = [log_sign for log_sign in signs if log_sign.role is role]
+        if fitting:
+            yield Paragraph(StyledText(heading, "bold"))
+        for log_sign in fitting:
+            # Unwrapped: it is there to be searched for.
+            yield Command(log_sign.text, 2)
+            if log_sign.near:
+                yield Paragraph(StyledText(f'and within {NEAR} lines "{one_line(log_sign.near)}"', "dim"), margin=6)
+            source = f"[{one_line(log_sign.source)}]" if log_sign.source else ""
+            if why := " ".join(filter(None, (one_line(log_sign.why), source))):
+                yield Paragraph(StyledText(why, "dim"), margin=6)
 
 
 def work_out(topic: Check, python: str | None = None, snapshot: str | os.PathLike[str] | None = None) -> WorkedOut:

@@ -52,7 +52,7 @@ def _told(judgement: LogJudgement) -> str:
         return f"Nothing says that the run failed{f'; {doubt}' if doubt else ', and yet'}: {within(summary)}"
     if doubt:
         return f"{who}; {doubt}: {within(summary)}"
-    if verdict.outcome is RunOutcome.STOPPED or verdict.lead is None:
+    if verdict.outcome is RunOutcome.STOPPED:
         return summary
     new = _first_new(judgement) if verdict.outcome is RunOutcome.USER_ERROR and judgement.new_before_it else ""
     return f"{who}: {within(summary)}{new}"

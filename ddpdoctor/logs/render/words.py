@@ -177,11 +177,8 @@ def own_errors(verdict: LogVerdict) -> list[tuple[str, LogLine]]:
 
 def noise(log: Log, catalogue: Catalogue) -> list[Noise]:
     """Messages that healthy runs print, too, the most frequent first: the engine's own, and illnesses' noise."""
-    unasked = [sighting for sighting in log.sightings if sighting.role is SignRole.NOISE and not sighting.quoted]
-    kinds = grouped(
-        (sighting for sighting in unasked if sighting.sign not in good_news(catalogue)),
-        lambda sighting: (sighting.slug, sighting.sign),
-    )
+    known = [seen for seen in log.sightings if seen.role is SignRole.NOISE and seen.sign not in good_news(catalogue)]
+    kinds = grouped((seen for seen in known if not seen.quoted), lambda seen: (seen.slug, seen.sign))
     signs = [
         Noise(text, _why(catalogue, slug, text), sum(match.times for match in seen), seen[0].line)
         for (slug, text), seen in kinds.items()
