@@ -6,7 +6,7 @@ from typing import Final
 
 from ddpdoctor.base.text import capital, clip, listed, one_line, plural, ranks_named
 from ddpdoctor.engine.registry import Catalogue
-from ddpdoctor.facts.log import Log, LoggedException, ProcessExit
+from ddpdoctor.facts.log import Log, LoggedException
 from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.logs.analyze.script_errors import BlamedCode, fault_of, module_missing, raiser_of, server_unreached
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome
@@ -69,13 +69,13 @@ def _whose_fault(raised: LoggedException, *, sure: bool) -> str:
 
 
 def _only_followed(judgement: LogJudgement) -> str:
-    log, verdict = judgement.log, judgement.verdict
+    log, verdict, exited = judgement.log, judgement.verdict, judgement.verdict.exited
     said = "This log tells" if len(log.files) == 1 else "These logs tell"
     told = f"{said} what followed, and not what failed first"
     if verdict.silent:
         told = f"{capital(ranks_named(verdict.silent))} {_how_silent(log, verdict, judgement.catalogue)}"
-    elif verdict.exited and _is_all_that_is_told(verdict.exited, verdict):
-        told = f"{capital(how_it_ended(verdict.exited))}; why, {'this log doesn' if len(log.files) == 1 else 'these logs don'}'t say"
+    elif exited and verdict.lead == exited.line and not (verdict.effects or exited.error):
+        told = f"{capital(how_it_ended(exited))}; why, {'this log doesn' if len(log.files) == 1 else 'these logs don'}'t say"
     first = next(iter(judgement.opinions), None)
     if first and first.suspect.compared:
         told = f"{told}; {first.suspect.why}" if verdict.silent else capital(first.suspect.why)
@@ -84,12 +84,6 @@ def _only_followed(judgement: LogJudgement) -> str:
     if verdict.said:
         return f"{told}; before that it says: {clip(quoted(verdict.said[0].text))}"
     return f"{told}{_first_new(judgement)}"
-
-
-def _is_all_that_is_told(exited: ProcessExit, verdict: LogVerdict) -> bool:
-    """Whether there is a launcher's word on an end alone, and nobody's why."""
-    is_lead = verdict.lead is not None and verdict.lead.order == exited.line.order
-    return is_lead and not (verdict.effects or exited.error)
 
 
 def _how_silent(log: Log, verdict: LogVerdict, catalogue: Catalogue) -> str:
