@@ -51,6 +51,8 @@ MAX_LINES_BACK: Final = 60
 """Lines of the file that are gone back for neighbours and a time."""
 MAX_LABELLED: Final = 256
 MAX_STREAMS: Final = 8192
+_NOBODY: Final = "nobody"
+_ANYBODY: Final = "anybody"
 
 
 _EXCEPTION: Final = re.compile(r"(?!nccl[A-Z])(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception): ")
@@ -106,19 +108,17 @@ class LineJudge:
         self._number = number
         """Which line of the file a line that was read is from."""
         self._streams: dict[tuple[int | None, int | None, str], LogStream] = {}
-        self._nobodys_near: dict[str, LogLine] = {}
-        """The line that no rank's label stands before (NCCL's, a container's) in which a text was last seen that makes others certain."""
-        self._anybodys_near: dict[str, LogLine] = {}
-        """The same of lines of any rank."""
+        self._near_lines: dict[tuple[str, int | str], LogLine] = {}
+        """The line of a stream, by its id, of nobody (NCCL's, a container's, before which no rank's label stands) or of anybody in which a text
+        was last seen that makes others certain."""
         self._headless: LogStream | None = None
         """Of nobody, where its latest line is a frame that no header stands before."""
         self._first_order = gathered.order
-        self._loggers: dict[int, str] = {}
-        """Of a stream, by its id, what a logger puts before the lines of the traceback or table that it is in."""
         self._clocks = False
         """Whether any line has a timestamp."""
-        self._style = Style()
-        self._labelled_back = lru_cache(MAX_LABELLED)(self.labelled)
+        self.style = Style()
+        """Which labels the file has, as far as is known."""
+        self._labelled_back = lru_cache(MAX_LABELLED)(lambda piece, style, prefix: self.labelled(piece))
         """Lines that were gone back to: for the next one found they are mostly the same."""
         self._prefix: re.Pattern[str] | None = None
         """Before the lines of a collector that nobody knows."""
@@ -126,17 +126,6 @@ class LineJudge:
         """How many exceptions without their tracebacks a rank has."""
         self.counted: dict[int, list[CountedLines]] = {}
         """What the last line has counted, by the text that was found."""
-
-    @property
-    def style(self) -> Style:
-        """Which labels the file has, as far as is known."""
-        return self._style
-
-    @style.setter
-    def style(self, style: Style) -> None:
-        if style != self._style:
-            self._labelled_back.cache_clear()
-        self._style = style
 
     def labelled(self, piece: bytes) -> Labelled:
         """Take the labels off a line."""
@@ -155,9 +144,7 @@ class LineJudge:
         """Learn what stands before a traceback's first line, and in the same way before the frame below."""
         lines = (piece, spot.below, next(spot.above(), b""))
         header, under, over = (raw.decode("utf-8", "replace") for raw in lines)
-        if found := prefix_before(header, under, self.style, over):
-            self._prefix = found
-            self._labelled_back.cache_clear()
+        self._prefix = prefix_before(header, under, self.style, over) or self._prefix
 
     def line(self, labelled: Labelled, number: int) -> LogLine:
         """Return the line as a fact."""
@@ -216,13 +203,13 @@ class LineJudge:
     def _without_logger(self, labelled: Labelled, stream: LogStream) -> Labelled:
         """Return a line of a traceback or of a table as the program has written it: not as a logger tags it."""
         if labelled.logger:
-            self._loggers[id(stream)] = labelled.logger
-        elif logger := self._loggers.get(id(stream)):
+            stream.logger = labelled.logger
+        elif stream.logger:
             if not stream.waits or labelled.text.startswith(HEADER):
-                del self._loggers[id(stream)]
-            elif labelled.text and logger.startswith(labelled.text):
+                stream.logger = ""
+            elif labelled.text and stream.logger.startswith(labelled.text):
                 return labelled._replace(text="")  # the log breaks off within it
-            elif found := without(logger).match(labelled.text):
+            elif found := without(stream.logger).match(labelled.text):
                 return labelled._replace(text=unlabelled(labelled.text[found.end() :], self.style).text)
         return labelled
 
@@ -244,9 +231,8 @@ class LineJudge:
             if sought.wanted:
                 taken |= self._wanted(spot, stream, line, sought)
             if sought.is_near:
-                stream.near[sought.text] = self._anybodys_near[sought.text] = line
-                if stream.nobodys:
-                    self._nobodys_near[sought.text] = line
+                whose: tuple[int | str, ...] = (id(stream), _ANYBODY, *((_NOBODY,) if stream.nobodys else ()))
+                self._near_lines.update({(sought.text, one): line for one in whose})
         for hit, sought in found.items():
             for sign in sought.signs:
                 taken |= self._sign(spot, stream, line, sign, self.counted[hit])
@@ -293,7 +279,7 @@ class LineJudge:
             if heading is None and before and chains(before[0]):
                 heading = stream.heading
             line = stream.headed_by(heading, line)
-            logger = "" if is_headless else self._loggers.get(id(stream), "")
+            logger = "" if is_headless else stream.logger
             if logger and tags_output(logger):
                 before = [without(logger).sub("", text, count=1) for text in before]
                 logger = ""
@@ -323,8 +309,8 @@ class LineJudge:
             if not found:
                 return False
             words = {name: word for name, word in found.groupdict().items() if word}
-        others = self._anybodys_near if sign.sign.anywhere else self._nobodys_near
-        nears = [other for other in (stream.near.get(sign.sign.near), others.get(sign.sign.near)) if other]
+        whose = (id(stream), _ANYBODY if sign.sign.anywhere else _NOBODY)
+        nears = [near for one in whose if (near := self._near_lines.get((sign.sign.near, one)))]
         near = max(nears, key=lambda other: other.number, default=None)
         is_near = not sign.sign.near or (near is not None and self._is_beside(line, near, sign))
         if is_near and (seen := self._gathered.again(sign, line)):
@@ -419,7 +405,7 @@ class LineJudge:
     def _back(self, spot: Spot, line: LogLine) -> Iterator[LogLine]:
         """Yield the lines before it of the same stream, the nearest first."""
         for back, piece in enumerate(islice(spot.above(), MAX_LINES_BACK), 1):
-            labelled = self._labelled_back(piece.rstrip(b"\r").rpartition(b"\r")[2])
+            labelled = self._labelled_back(piece.rstrip(b"\r").rpartition(b"\r")[2], self.style, self._prefix)
             if labelled.rank is None or labelled.rank == line.rank:
                 one = self.line(labelled, spot.number - back)
                 if (one.rank, one.local_rank, one.host) == (line.rank, line.local_rank, line.host) and one.text.strip():

@@ -125,7 +125,7 @@ class ShapeTally:
                 shape_count.times += times
                 if shape_count.mark in self._watched:
                     lines = lines or block.split(b"\n")
-                    latest = line_at(lines[last[key]].rpartition(b"\r")[2], number + last[key])
+                    latest = line_at(lines[last[key]].rstrip(b"\r").rpartition(b"\r")[2], number + last[key])
                     shape_count.last = max(latest, shape_count.last or latest, key=lambda line: line.order)
         self._note_places(keys, self._lines + number - 1)
         self._tail = [*self._tail, *(key for key in keys[-CLOSING_LINES:] if key != _BLANK)][-CLOSING_LINES:]

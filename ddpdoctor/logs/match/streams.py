@@ -38,12 +38,12 @@ class LogStream:
     open: list[Assembler] = field(default_factory=list)
     table: ExitTable | None = None
     stack: StackAssembler | None = None
+    logger: str = ""
+    """What a logger puts before the lines of the traceback or table that it is in."""
     quoting: int = -QUOTED_APART
     """The latest line of a traceback that is only quoted."""
     wanting: list[list[LogLine]] = field(default_factory=list)
     """Lists that want the next lines."""
-    near: dict[str, LogLine] = field(default_factory=dict)
-    """The line in which a text was last seen that makes others certain."""
     pending: dict[str, list[SeenSign]] = field(default_factory=dict)
     """Sightings that count once their second text is seen, by that."""
     heading: int | None = None

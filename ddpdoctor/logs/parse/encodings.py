@@ -108,18 +108,17 @@ class Unwrapped:
     """The lines that are within objects; and which line of the file each of them is from."""
 
     def __init__(self) -> None:
-        self._at: list[int] = []
-        self._extra: list[int] = []
+        self._at = [0]
+        """Lines of what is unwrapped at which objects with several lines begin."""
+        self._extra = [0]
+        """Lines, by the end of each, that the file doesn't have."""
         self._lines = 0
-        self._more = 0
 
     def number(self, line: int) -> int:
         """Of the file's line."""
-        place = bisect_right(self._at, line)
-        if not place:
-            return line
+        place = bisect_right(self._at, line) - 1
         # Within one object all lines are that object's.
-        return max(line - self._extra[place - 1], self._at[place - 1] - self._before(place - 1))
+        return max(line - self._extra[place], self._at[place] - self._extra[max(place - 1, 0)])
 
     def lines(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
         """Yield what the objects say, as a rank would have printed it."""
@@ -135,9 +134,6 @@ class Unwrapped:
         if rest:
             yield self._plain(rest)
 
-    def _before(self, place: int) -> int:
-        return self._extra[place - 1] if place else 0
-
     def _plain(self, line: bytes) -> bytes:
         label, found = _object(line)
         if not found:
@@ -146,9 +142,8 @@ class Unwrapped:
         first = self._lines + 1
         self._lines += len(found)
         if len(found) > 1 and len(self._at) < _MAX_LONG_OBJECTS:
-            self._more += len(found) - 1
             self._at.append(first)
-            self._extra.append(self._more)
+            self._extra.append(self._extra[-1] + len(found) - 1)
         return b"".join(label + line.encode("utf-8", "replace") + b"\n" for line in found)
 
 

@@ -11,7 +11,7 @@ from typing import Final
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.log_signs import LogSign
 from ddpdoctor.base.tables import read_table
-from ddpdoctor.logs.exceptions import LEVEL
+from ddpdoctor.logs.exceptions import ENDS_NOTHING, LEVEL, NAMED
 from ddpdoctor.logs.launch_failures import BESIDE_GIVING_UP, GIVES_UP, STARTS_AGAIN
 
 NO_FIGURE: Final = r"(?! ?[-+]?(?:\d{0,40}\.\d+|\d{1,40}(?:[eE][-+]?\d{1,9})?(?=\s*(?:[,|%\])}]|$))|nan\b|inf\b|null\b|None\b|0\b|False\b|false\b|\"\"))"
@@ -45,8 +45,7 @@ _INFORMS: Final = re.compile(
 
 _NO_NUMBER: Final = re.compile(r"(?i)(?:loss|norm)\w{0,40}['\"]?[ :=|]{1,3}['\"]?nan\b")
 _GRAVE: Final = ("NCCL INFO", "NCCL DIAG", "OVERFLOW! ")
-_IGNORED: Final = re.compile(r"Exception ignored (?:in|on|while)\b|.*UserWarning: Plan failed with an? ")
-_EXCEPTION: Final = re.compile(r"Traceback \(most|[A-Za-z_][\w.]*(?:Error|Exception)(?::|$)")
+_PLAN_FAILED: Final = "UserWarning: Plan failed with a"
 MAX_LINES_LEFT: Final = 8
 """Lines that are left of a traceback, where most of them were cut out."""
 _CONTINUES: Final = re.compile(
@@ -79,9 +78,9 @@ def is_ignored(before: Iterable[str]) -> bool:
     """Whether an exception is one that Python, or torch, says it has ignored, of whose traceback a paste has left something out. before: the lines
     before it, the nearest first."""
     for text in islice(before, MAX_LINES_LEFT):
-        if _IGNORED.match(text):
+        if ENDS_NOTHING.match(text) or _PLAN_FAILED in text:
             return True
-        if _EXCEPTION.match(text):
+        if text.startswith("Traceback (most") or NAMED.match(text):
             return False
     return False
 

@@ -125,16 +125,9 @@ class ExitTable:
     def rest(self) -> ProcessExit | None:
         """Return the entry that the log breaks off in; of the one that failed first it is told even where its exit
         code is missing."""
-        found = _RANK.match(self._fields.get("rank", ""))
-        cut = ProcessExit(
-            line=self._line,
-            said_by="mpirun" if self._mpi else "torchrun",
-            rank=int(self._mpi) if self._mpi else self.rank,
-            local_rank=int(found["local"]) if found else None,
-            host=self.host,
-            first=True,
-        )
-        return self._entry() or (cut if (self._first or self._mpi) and not self._told else None)
+        if self._mpi:
+            return self._of_mpirun(self._line)
+        return self._entry(is_cut=self._first and not self._told)
 
     def _note(self, text: str) -> None:
         """Note what an entry says: of a traceback in the table the line with the exception."""
@@ -144,36 +137,38 @@ class ExitTable:
     def _mpi_code(self, line: LogLine) -> ProcessExit | None:
         found = _MPI_CODE.match(line.text)
         self.over = bool(found) or self._lines > 4
-        if not found:
-            return None
+        return self._of_mpirun(self._line if self._aborts else line, int(found["code"])) if found else None
+
+    def _of_mpirun(self, line: LogLine, code: int = 0) -> ProcessExit:
         return ProcessExit(
-            line=self._line if self._aborts else line,
+            line=line,
             said_by="mpirun",
-            exit_code=int(found["code"]) or None,
+            exit_code=code or None,
             rank=int(self._mpi),
             first=True,
             time=None if line.lent else line.time,
         )
 
-    def _entry(self) -> ProcessExit | None:
+    def _entry(self, *, is_cut: bool = False) -> ProcessExit | None:
         fields, self._fields = self._fields, {}
         said, self._last_words = self._last_words, ""
         rank, code = _RANK.match(fields.get("rank", "")), _CODE.match(fields.get("exitcode", ""))
-        if not rank or not code:
+        if not (rank and code) and not is_cut:
             return None
+        number, local = (int(rank["rank"]), int(rank["local"])) if rank else (None, None)
         self._told |= self._first
         moment = COLLECTED.match(fields.get("time", ""))
         traceback = fields.get("traceback", "") or fields.get("msg", "").strip('"{').removeprefix("<NONE>")
         if traceback.startswith(_NO_TRACEBACK):
             traceback = ""
         return ProcessExit(
-            line=msgspec.structs.replace(self._line, rank=int(rank["rank"]), local_rank=int(rank["local"])),
+            line=msgspec.structs.replace(self._line, rank=number, local_rank=local) if rank else self._line,
             said_by="torchrun",
-            exit_code=int(code["code"]),
-            rank=int(rank["rank"]),
-            local_rank=int(rank["local"]),
+            exit_code=int(code["code"]) if code else None,
+            rank=number,
+            local_rank=local,
             host=fields.get("host", ""),
-            pid=int(code["pid"]),
+            pid=int(code["pid"]) if code else None,
             time=seconds_of(moment) if moment else None,
             first=self._first,
             error=said or traceback,

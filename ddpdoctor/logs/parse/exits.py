@@ -99,10 +99,10 @@ def _exits(form: _Form, words: dict[str, str | None], line: LogLine) -> Iterator
     number, signal = words.get("number"), words.get("signal")
     exit_code = int(code) if code else -int(number) if number else -SIGNALS[signal] if signal else None
     local, pid = words.get("local"), words.get("pid")
-    hosts = _hosts(words.get("hosts") or "") or [line.host]
-    ranks: list[int | None] = [*_numbers(words.get("ranks") or "")] or [
-        line.rank if form.said_by == LIGHTNING else None
-    ]
+    hosts = _expanded(words.get("hosts") or "") or [words.get("hosts") or line.host]
+    # "0-2,4" is written out as what stands between a list of hosts' brackets.
+    ranks: list[int | None] = [int(rank) for rank in _expanded(f"[{words['ranks']}]")] if words.get("ranks") else []
+    ranks = ranks or [line.rank if form.said_by == LIGHTNING else None]
     for place, rank in enumerate(ranks):
         yield ProcessExit(
             line=line,
@@ -120,19 +120,9 @@ def _exits(form: _Form, words: dict[str, str | None], line: LogLine) -> Iterator
         )
 
 
-def _numbers(text: str) -> list[int]:
-    """Write "0-2,4" out; nothing where it is no list of ranks."""
-    found: list[int] = []
-    for part in text.split(",") if text else ():
-        first, _, last = part.partition("-")
-        if not first.isdigit() or (last and not last.isdigit()) or int(last or first) - int(first) > 10_000:
-            return []
-        found.extend(range(int(first), int(last or first) + 1))
-    return found[:10_000]
-
-
-def _hosts(text: str) -> list[str]:
+def _expanded(text: str) -> tuple[str, ...]:
+    """Write a list of hosts out; nothing where it is none."""
     try:
-        return list(expand(text))[:10_000] if text else []
+        return expand(text)[:10_000]
     except HostlistError:
-        return [text]
+        return ()
