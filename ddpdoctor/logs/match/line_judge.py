@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from ddpdoctor.base.log_signs import NEAR, SignRole
-from ddpdoctor.facts.log import LoggedException, LogLine
-from ddpdoctor.logs.exceptions import LAST_ERROR, announcement
+from ddpdoctor.facts.log import LogLine
+from ddpdoctor.logs.exceptions import LAST_ERROR, NAMED, announcement
 from ddpdoctor.logs.match.gathering import MAX_ERRORS_OF_A_RANK, GatheredLog, SeenSign
 from ddpdoctor.logs.match.repeated_lines import CountedLines
 from ddpdoctor.logs.match.stated_facts import learn
@@ -55,7 +55,6 @@ _NOBODY: Final = "nobody"
 _ANYBODY: Final = "anybody"
 
 
-_EXCEPTION: Final = re.compile(r"(?!nccl[A-Z])(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception): ")
 _BEHIND_ANOTHER: Final = re.compile(r"[ |]|[0-9a-f]{7}")
 """Lines that the one above may tell the meaning of."""
 _OF_HOOK: Final = re.compile(rb"[^\n]{0,200}?\[rank\d{1,6}\]: ?[A-Za-z_][\w.]*: ")
@@ -354,22 +353,18 @@ class LineJudge:
             stream.wanting.append(behind)
             return
         timed = self._with_message(spot, timed) if is_name_alone(line.text) else timed
-        if raised := bare(timed) or self._uncaught(spot, timed):
+        if raised := bare(timed, is_uncaught=self._is_uncaught(spot, timed)):
             self._gathered.raise_(raised)
         else:
             self._gathered.error(line, [timed])
 
-    def _uncaught(self, spot: Spot, line: LogLine) -> LoggedException | None:
-        """The exception, without its traceback, that nobody has caught: torch's own hook, or its process's end, shows it."""
-        if not _EXCEPTION.match(line.text):
-            return None
-        if not (_OF_HOOK.match(spot.text, spot.start) or _LEAVES.match(spot.text, spot.start)):
-            return None
-        name, _, message = line.text.partition(":")
-        self._bare[line.rank] += 1
-        if self._bare[line.rank] > MAX_ERRORS_OF_A_RANK:
-            return None
-        return LoggedException(exception=name, message=message.strip(), line=line, began=line)
+    def _is_uncaught(self, spot: Spot, line: LogLine) -> bool:
+        """Whether nobody has caught an exception without its traceback: torch's own hook, or its process's end, shows it."""
+        is_uncaught = bool(NAMED.match(line.text)) and any(
+            end.match(spot.text, spot.start) for end in (_OF_HOOK, _LEAVES)
+        )
+        self._bare[line.rank] += is_uncaught
+        return is_uncaught and self._bare[line.rank] <= MAX_ERRORS_OF_A_RANK
 
     def _with_message(self, spot: Spot, line: LogLine) -> LogLine:
         """Join the name of an exception with the first line of its message, which stands below it."""

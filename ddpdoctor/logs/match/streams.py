@@ -88,32 +88,32 @@ class LogStream:
         for wanting in self.wanting:
             wanting.append(line)
         self.wanting = [wanting for wanting in self.wanting if len(wanting) < NEIGHBOURS]
-        in_table = False
         line = self.headed_by(self.heading if self.open or self.raised else None, line)
+        mine = self.table is not None
         if self.table:
-            line, in_table = self._table(self.table, line, gathered)
-        mine = self._after_exception(line, gathered)
-        if self.stack and not (in_stack := self.stack.add(line)):
+            line = self._table(self.table, line, gathered)
+        mine |= self._after_exception(line, gathered)
+        if self.stack and self.stack.add(line):
+            mine = True
+        else:
             self._end_stack(gathered)
-        elif self.stack:
-            mine |= in_stack
         if self.open:
             mine |= self._traceback(self.open[-1], line, gathered)
-        return line, mine or in_table
+        return line, mine
 
     def _end_stack(self, gathered: GatheredLog) -> None:
         if self.stack and (stack := self.stack.stack()):
             gathered.stack(stack)
         self.stack = None
 
-    def _table(self, table: ExitTable, line: LogLine, gathered: GatheredLog) -> tuple[LogLine, bool]:
+    def _table(self, table: ExitTable, line: LogLine, gathered: GatheredLog) -> LogLine:
         if done := table.add(self.with_time(line)):
             gathered.exit(done)
         if table.over:
             self.table = None
-        if table.rank is not None and line.rank is None:
-            line = msgspec.structs.replace(line, rank=table.rank, host=line.host or table.host)
-        return line, True
+        if table.rank is None or line.rank is not None:
+            return line
+        return msgspec.structs.replace(line, rank=table.rank, host=line.host or table.host)
 
     def _after_exception(self, line: LogLine, gathered: GatheredLog) -> bool:
         text = line.text.strip(" |")

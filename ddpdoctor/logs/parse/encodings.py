@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
+from ddpdoctor.logs.parse.tracebacks import IN_A_TABLE
+
 _MARKS: Final = (
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
@@ -37,8 +39,7 @@ _LETTER: Final = re.compile(rb"[A-Za-z]")
 _MAX_MARGIN: Final = 256
 _NEVER_INDENTED: Final = rb"Traceback \(most|[\w.]{0,200}(?:Error|Exception)\b|\[|\d\d"
 """Beginnings of lines: of tracebacks, exceptions, labels and clocks."""
-_IN_A_TABLE: Final = re.compile(rb"(?m)^[ \t]+(?:time|host|rank|exitcode|error_file|traceback) *: ")
-"""Of torchrun's table, whose rows are indented."""
+_IN_A_TABLE: Final = re.compile(rf"(?m)^{IN_A_TABLE}".encode())
 _MIN_LETTERS: Final = 16
 """Letters of a text that is known for UTF-16 without a mark."""
 _MAX_OBJECT_BYTES: Final = 1 << 20
@@ -171,24 +172,22 @@ def _lines_of(line: bytes) -> list[str] | None:
         return None
     if isinstance(fields := said.get(_OF_FIELDS), dict):
         said |= fields
-    message, level = _word(said, _MESSAGES), "" if _RAW in said else _word(said, _LEVELS).upper()
-    raised = _word(said, _EXCEPTIONS)
-    if not raised and not any(isinstance(said.get(name), str) for name in _MESSAGES):
-        return None
-    if not raised and not level and not _word(said, _TIMES) and not any(name in said for name in _OTHERS):
+    message, level = _word(said, _MESSAGES), "" if _RAW in said else (_word(said, _LEVELS) or "").upper()
+    raised, time = _word(said, _EXCEPTIONS) or "", _word(said, _TIMES) or ""
+    is_logged = message is not None and (level or time or any(name in said for name in _OTHERS))
+    if not raised and not is_logged:
         return None
     rank = next((said[name] for name in _RANKS if type(said.get(name)) is int), None)
-    time = _word(said, _TIMES)
     head = (f"{time} " if time[:4].isdigit() and "T" in time else "") + (f"[rank{rank}]: " if rank is not None else "")
     text = [
-        *(f"{level} {message}" if level else message).rstrip("\n").split("\n"),
+        *(f"{level} {message or ''}" if level else message or "").rstrip("\n").split("\n"),
         *raised.replace("\r\n", "\n").split("\n"),
     ]
     return [head + line for line in text if line.strip() or len(text) == 1]
 
 
-def _word(said: dict[str, Any], names: tuple[str, ...]) -> str:
-    return next((said[name] for name in names if isinstance(said.get(name), str)), "")
+def _word(said: dict[str, Any], names: tuple[str, ...]) -> str | None:
+    return next((said[name] for name in names if isinstance(said.get(name), str)), None)
 
 
 # --- colours, and what is no text ---------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import msgspec
 
 from ddpdoctor.facts.log import LogLine, ProcessExit
 from ddpdoctor.logs.parse.timestamps import COLLECTED, seconds_of
+from ddpdoctor.logs.parse.tracebacks import IN_A_TABLE
 
 BEGINNINGS: Final = (
     "(first observed failure):",
@@ -22,7 +23,7 @@ BEGINNINGS: Final = (
 )
 _OF_OLD: Final = ("Root Cause:", "Other Failures:")
 """Titles of torch 1.9, which other texts may have, too."""
-_FIELD: Final = re.compile(r"  (?P<name>time|host|rank|exitcode|error_file|traceback|msg) *:(?: (?P<value>.*))?$")
+_FIELD: Final = re.compile(rf"(?=  \S){IN_A_TABLE}(?P<value>.*)$")
 _MESSAGE: Final = re.compile(r'\s+"message": "(?P<said>[A-Za-z_][\w.]*(?::.*)?)",?$')
 """Of an error file, which torch 1.9 put into its table as it was."""
 _EXCEPTION: Final = re.compile(r"  (?!File |During |The above)[A-Za-z_][\w.]*(?::|\s*$)")
@@ -80,7 +81,7 @@ class ExitTable:
         self._script = titles[-1].removesuffix(_FAILED) if titles else ""
         for text in (*before, began.text) if self._is_cut else ():
             if field := _FIELD.match(text):
-                self._fields[field["name"]] = (field["value"] or "").strip()
+                self._fields[field["name"]] = field["value"].strip()
 
     @property
     def rank(self) -> int | None:
@@ -104,7 +105,7 @@ class ExitTable:
         if found := _FIELD.match(text):
             if found["name"] == "exitcode":
                 self._line = line
-            self._fields[found["name"]] = (found["value"] or "").strip()
+            self._fields[found["name"]] = found["value"].strip()
             return None
         if _ENTRY.match(text) or _SECTION.match(text) or _BORDER.match(text):
             # The last entry before that border is of the first failure.

@@ -13,8 +13,10 @@ from ddpdoctor.logs.exceptions import RAISED_WITHIN, is_of_library
 HEADER: Final = "Traceback (most recent call last)"
 FRAME: Final = 'File "'
 """What a frame is found by that no header stands before: the log begins within its traceback."""
-_FIELD: Final = re.compile(r"\s+(?:time|host|rank|exitcode|error_file|traceback|msg) *: ")
-"""Of torchrun's table, which is no message: a table without its borders stands right behind the exception."""
+IN_A_TABLE: Final = r"[ \t]+(?P<name>time|host|rank|exitcode|error_file|traceback|msg) *:(?: |$)"
+"""A row of torchrun's table."""
+_ROW: Final = re.compile(IN_A_TABLE)
+"""No message: a table without its borders stands right behind the exception."""
 _FRAME: Final = re.compile(r'\s*File "(?P<path>[^"]{1,4096})", line (?P<line>\d{1,9})(?:, in (?P<function>.*))?$')
 _EXCEPTION: Final = re.compile(r"(?!nccl[A-Z])(?P<name>[A-Za-z_][\w.]*(?:\.<locals>\.\w+)*)(?:: ?(?P<message>.*))?$")
 """Not NCCL's own name of an error, which torch writes below its exception."""
@@ -174,12 +176,13 @@ class Assembler:
         )
 
 
-def bare(line: LogLine) -> LoggedException | None:
-    """Return the exception of torchrun, of whose traceback nothing is in the log; or that of a rank, which torch's error handler logs as JSON."""
+def bare(line: LogLine, *, is_uncaught: bool) -> LoggedException | None:
+    """Return the exception of a line, of whose traceback nothing is in the log: torchrun's; that of a rank, which torch's error handler logs
+    as JSON; or one that surely nobody has caught."""
     found = _IN_JSON.match(line.text)
     if found is None:
         found = _EXCEPTION.match(line.text)
-        if not found or not found["name"].endswith("ChildFailedError"):
+        if not found or not (is_uncaught or found["name"].endswith("ChildFailedError")):
             return None
     return LoggedException(exception=found["name"], message=(found["message"] or "").strip(), line=line, began=line)
 
@@ -204,7 +207,7 @@ def begins_below(raised: LoggedException, line: LogLine) -> bool:
     nothing_yet = not raised.message and raised.line.text.rstrip().endswith(":")
     text = line.text.strip()
     # What isn't indented may be of anything else; transformers says so which library is missing.
-    mine = (line.text[:1].isspace() and not _FIELD.match(line.text)) or " requires the " in text
+    mine = (line.text[:1].isspace() and not _ROW.match(line.text)) or " requires the " in text
     return nothing_yet and mine and HEADER not in text and text[:1].isalpha()
 
 
