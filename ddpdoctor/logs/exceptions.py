@@ -134,10 +134,10 @@ def may_be_caught(raised: LoggedException) -> bool:
 def ends_its_run(raised: LoggedException) -> bool:
     """Whether nobody caught it, so that a run of one process, or of that launcher, is over behind it. A process that multiprocessing starts begins
     in a string; what a logger writes before a launcher's last words is no announcement of them; and how far a message goes that begins below the
-    name, nobody knows."""
+    name, nobody knows, unless it is another process's exception."""
     if not raised.frames or may_be_caught(raised) or raised.frames[0].path.startswith("<"):
         return False
-    if raised.line.text.rstrip().endswith(":"):
+    if raised.line.text.rstrip().endswith(":") and not is_of_launcher(raised):
         return False
     return not raised.announced or is_within_launcher(raised)
 

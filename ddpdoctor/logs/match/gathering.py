@@ -6,8 +6,8 @@ import re
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
-from typing import Final, NamedTuple
+from itertools import chain
+from typing import Final
 
 import msgspec
 
@@ -26,9 +26,10 @@ from ddpdoctor.facts.log import (
     SignMatch,
 )
 from ddpdoctor.knowledge.loader_messages import loader_fault
-from ddpdoctor.logs.exceptions import LINES_OF_ANOTHER_RUN, ends_its_run, is_passed_on, is_within_launcher
+from ddpdoctor.logs.exceptions import is_passed_on
 from ddpdoctor.logs.launch_failures import STARTS_AGAIN, attempt_of_file, may_start_again
 from ddpdoctor.logs.match.global_ranks import Fact, Placing, has_year
+from ddpdoctor.logs.match.run_ends import RunEnds
 from ddpdoctor.logs.match.shape_tally import ShapeTally
 from ddpdoctor.logs.match.vocabulary import VocabularySign
 from ddpdoctor.logs.parse.labels import names_process
@@ -41,9 +42,6 @@ MAX_RAISED = 2000
 MAX_STACKS_OF_A_RANK = 8
 MAX_OF_AN_EXCEPTION = 3
 """Tracebacks that are kept of one rank, exception and place: the first ones, and the last, behind which a run may have ended."""
-MAX_UNCAUGHT = 4096
-MOST_HELD_BACK: Final = 4 * 8192
-"""Bytes: several times what Python's buffer of a file takes, since it is estimated by lines."""
 MAX_EXITED = 5000
 MAX_ERRORS = 300
 MAX_ERRORS_OF_A_RANK = 12
@@ -60,14 +58,6 @@ _LOSS: Final = re.compile(
 """A step of a training, with a loss that is a number."""
 STEPS_OF_GOING_ON: Final = 10
 """Steps by which a training shows that it goes on, and not only a rank that hasn't missed another one yet."""
-
-
-class UncaughtException(NamedTuple):
-    """The lines at which an exception that nobody caught began, and was over. of_launcher: it was the launcher's own end."""
-
-    began: int
-    over: int
-    of_launcher: bool
 
 
 @dataclass
@@ -119,7 +109,7 @@ class GatheredLog:
     _of_a_sign: Counter[int] = field(default_factory=Counter)
     _raised: dict[tuple[object, ...], list[LoggedException]] = field(default_factory=dict)
     _kept_raised: int = 0
-    _uncaught: list[UncaughtException] = field(default_factory=list)
+    _run_ends: RunEnds = field(default_factory=RunEnds)
     _stacks: dict[tuple[int, int | str], list[LoggedStack]] = field(default_factory=dict)
     _errors: list[list[LogLine]] = field(default_factory=list)
     """The first of each counts."""
@@ -182,10 +172,7 @@ class GatheredLog:
 
     def raise_(self, raised: LoggedException) -> None:
         """Keep an exception with its traceback."""
-        if ends_its_run(raised) and len(self._uncaught) < MAX_UNCAUGHT:
-            self._uncaught.append(
-                UncaughtException(raised.began.number, raised.line.number, is_within_launcher(raised))
-            )
+        self._run_ends.raise_(raised)
         whose = self._alike(raised)
         known = self._raised.get(whose, [])
         if len(known) >= MAX_OF_AN_EXCEPTION:
@@ -210,6 +197,7 @@ class GatheredLog:
     def exit(self, exited: ProcessExit) -> None:
         """Keep the end of a process."""
         self.attempt += may_start_again(exited)
+        self._run_ends.exit(exited)
         if len(self.exited) < MAX_EXITED:
             self.exited.append(exited)
         else:
@@ -302,23 +290,11 @@ class GatheredLog:
         )
 
     def _ended(self, trains: LogLine | None) -> tuple[int, ...]:
-        """Find the exceptions behind which another run follows, of a launcher on one host or of one process. One that follows at once may be
-        another rank's, and lines right behind are still the same run's, as are steps that Python has held back until it ended, as many as its
-        buffer takes."""
-        ranks = not self.launchers and (len(self.ranks) > 1 or (self.world_size or 1) > 1)
-        if ranks or len(self.hosts) > 1 or len(self.files) != 1:
+        """Find the lines by which runs are over, of launchers on one host or of one process, behind which another one follows."""
+        if len(self.hosts) > 1 or len(self.files) != 1:
             return ()
-        ends = sorted(one for one in self._uncaught if one.of_launcher or not self.launchers)
-        over = [
-            end.over + LINES_OF_ANOTHER_RUN
-            for end, later in pairwise(ends)
-            if later.began - end.over > LINES_OF_ANOTHER_RUN
-        ]
-        file = self.files[0]
-        if ends and trains and trains.number > ends[-1].over:
-            behind = (file.lines - ends[-1].over) * file.bytes / file.lines
-            over += [ends[-1].over + LINES_OF_ANOTHER_RUN] if behind > MOST_HELD_BACK else []
-        return tuple(over)
+        ranks = max(len(self.ranks), self.world_size or 1)
+        return tuple(self._run_ends.over(self.files[0], self.launchers, ranks, self._latest, trains))
 
     def _placing(self) -> Placing:
         # A table names the host by its own name; the lines beside it have that of their label or file.

@@ -60,3 +60,63 @@ def test_steps_behind_the_last_exception_may_have_been_held_back() -> None:
         "'b'",
         ["'a'"],
     )
+
+
+BARS = "".join(
+    f"Epoch 1:  {done}%|#   | {done}/100 [00:0{done % 10}<01:40,  1.0it/s, loss=2.{done}]\n" for done in range(10, 24)
+)
+LOGGED = "".join(f"2026-03-01 10:00:{second} INFO trainer: batch {second} of 900\n" for second in range(10, 24))
+
+
+@pytest.mark.parametrize("behind", [BARS, LOGGED], ids=["bars", "a logger"])
+def test_what_is_never_held_back_shows_that_another_run_goes_on(behind: str) -> None:
+    verdict = verdict_of(read(run("KeyError: 'a'") + behind), catalogue())
+    assert (verdict.raised, verdict.ended_well) == (None, True)
+    assert [before.raised.message for before in verdict.elsewhere if before.raised] == ["'a'"]
+
+
+def test_a_few_of_these_may_be_of_the_same_run() -> None:
+    assert judged(run("KeyError: 'a'") + "".join(BARS.splitlines(keepends=True)[:5])) == ("'a'", [])
+
+
+def test_what_a_signal_ended_is_over() -> None:
+    killed = (
+        "step 1 loss 2.5\nstep 2 loss 2.4\n/w/all.sh: line 3: 31337 Killed                  python train.py --lr 0.1\n"
+    )
+    assert judged(killed + run("KeyError: 'b'")) == ("'b'", [])
+    (before,) = verdict_of(read(killed + run("KeyError: 'b'")), catalogue()).elsewhere
+    assert before.exited is not None
+    assert before.exited.exit_code == -9
+
+
+def test_slurms_jobs_are_told_apart_by_their_numbers() -> None:
+    def cancelled(job: int) -> str:
+        step = f"slurmstepd: error: *** STEP {job}.0 ON n1 CANCELLED AT 2026-03-01T10:00:00 ***\n"
+        return "".join((
+            f"[rank0]: step 1 of {job}\n[rank1]: step 1 of {job}\n",
+            f"slurmstepd: error: *** JOB {job} ON n1 CANCELLED AT 2026-03-01T10:00:00 DUE TO TIME LIMIT ***\n",
+            "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n" * 9,
+            step,
+        ))  # fmt: skip
+
+    later = "".join(f"[rank0]: loading shard {shard} of 20\n" for shard in range(8))
+    verdict = verdict_of(read(cancelled(71) + later + cancelled(72)), catalogue())
+    assert len(verdict.elsewhere) == 1
+
+
+def test_a_run_that_started_its_ranks_itself_ends_with_their_exception() -> None:
+    spawned = (
+        "rank 0 of world_size 2\nrank 1 of world_size 2\n"
+        "Traceback (most recent call last):\n"
+        '  File "/w/train.py", line 90, in <module>\n    mp.spawn(work, nprocs=2)\n'
+        '  File "/env/lib/python3.11/site-packages/torch/multiprocessing/spawn.py", line 340, in spawn\n    return start_processes(fn, args)\n'
+        '  File "/env/lib/python3.11/site-packages/torch/multiprocessing/spawn.py", line 203, in join\n    raise ProcessRaisedException(msg, error_index, failed_process.pid)\n'
+        "torch.multiprocessing.spawn.ProcessRaisedException: \n\n"
+        "-- Process 1 terminated with the following error:\n"
+        "Traceback (most recent call last):\n"
+        '  File "/env/lib/python3.11/site-packages/torch/multiprocessing/spawn.py", line 90, in _wrap\n    fn(i, *args)\n'
+        '  File "/w/train.py", line 40, in work\n    batch["{key}"]\n'
+        "KeyError: '{key}'\n"
+    )
+    text = "".join(spawned.replace("{key}", key) + "reading the configuration\n" * 8 for key in "ab")
+    assert judged(text) == ("'b'", ["'a'"])

@@ -1,0 +1,96 @@
+"""Finds in a file to which several runs were written, one behind the other, where each but the last one is over."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from ddpdoctor.facts.log import LogFile, LoggedException, LogLine, ProcessExit
+from ddpdoctor.logs.exceptions import LEVEL, LINES_OF_ANOTHER_RUN, ends_its_run, is_of_launcher, is_within_launcher
+from ddpdoctor.logs.launch_failures import may_start_again
+from ddpdoctor.logs.parse.exits import SHELL
+
+MAX_ENDS: Final = 4096
+MOST_HELD_BACK: Final = 4 * 8192
+"""Bytes: several times what Python's buffer of a file takes, since it is estimated by lines."""
+LINES_OF_A_MESSAGE: Final = 8
+"""Lines behind an exception within which another process's begins that is its message."""
+LINES_OF_WORK: Final = 10
+"""Lines of another run, which can't have been held back, that show that there is one."""
+START_NO_RANKS: Final = frozenset({"lightning", "srun"})
+"""Of the launchers, those beside which a run may still be of one process."""
+_AT_ONCE: Final = re.compile(
+    rf"(?!wandb:)(?:{LEVEL}(?:INFO|DEBUG|WARNING|WARN)(?![A-Za-z_])|.{{0,80}}?\b\d{{1,3}}%\|.{{0,200}}?\[\d|.{{0,100}}?\[[IW]\d{{3,4}} "
+    r"|\S.{0,300}: \w*Warning: )"
+)
+"""Loggers, progress bars, warnings, which write at once: what Python holds back of a file's output may still follow when its process has ended."""
+_JOB: Final = re.compile(r"\*\*\* (?:STEP|JOB) (\d+)[^*]* CANCELLED AT ")
+
+
+class RunEnd(NamedTuple):
+    """The lines at which an end began, and was over. alone: it ends the run only if that is of one process. job: Slurm's number of what is over."""
+
+    began: int
+    over: int
+    alone: bool
+    job: str = ""
+
+
+@dataclass
+class RunEnds:
+    """The ends so far: exceptions that nobody caught, launchers' own, processes that a signal ended, jobs that Slurm ended."""
+
+    _ends: list[RunEnd] = field(default_factory=list)
+
+    def raise_(self, raised: LoggedException) -> None:
+        """Take note of an exception."""
+        if ends_its_run(raised):
+            alone = not (is_within_launcher(raised) or is_of_launcher(raised))
+            self._add(RunEnd(raised.began.number, raised.line.number, alone))
+        elif self._ends and 0 <= raised.began.number - self._ends[-1].over <= LINES_OF_A_MESSAGE:
+            self._ends[-1] = self._ends[-1]._replace(over=raised.line.number)
+
+    def exit(self, exited: ProcessExit) -> None:
+        """Take note of the end of a process."""
+        number = exited.line.number
+        if (job := _JOB.search(exited.line.text)) and not may_start_again(exited):
+            self._add(RunEnd(number, number, alone=False, job=job[1]))
+        elif exited.said_by == SHELL and exited.exit_code:
+            self._add(RunEnd(number, number, alone=True))
+
+    def _add(self, end: RunEnd) -> None:
+        if len(self._ends) < MAX_ENDS:
+            self._ends.append(end)
+
+    def over(
+        self, file: LogFile, launchers: Collection[str], ranks: int, latest: Sequence[LogLine], trains: LogLine | None
+    ) -> Iterator[int]:
+        """Find the lines by which runs are over. An end that follows at once may be another rank's, and lines right behind are still the same run's,
+        as are steps that Python has held back until it ended, as many as its buffer takes.
+
+        Args:
+            file: that the ends are of.
+            launchers: that wrote in it.
+            ranks: how many the log speaks of.
+            latest: the last lines of the file.
+            trains: the step behind which many others stand.
+        """
+        alone = ranks < 2 and START_NO_RANKS.issuperset(launchers)
+        ends = sorted(end for end in self._ends if alone or not end.alone)
+        for end, later in pairwise(ends):
+            if later.began - end.over > LINES_OF_ANOTHER_RUN and not (end.job and end.job == later.job):
+                yield end.over + LINES_OF_ANOTHER_RUN
+        if ends and _goes_on(ends[-1].over, file, latest, trains):
+            yield ends[-1].over + LINES_OF_ANOTHER_RUN
+
+
+def _goes_on(over: int, file: LogFile, latest: Sequence[LogLine], trains: LogLine | None) -> bool:
+    """Whether another run follows the last end."""
+    held_back = (file.lines - over) * file.bytes / file.lines <= MOST_HELD_BACK
+    if trains and trains.number > over and not held_back:
+        return True
+    behind = {line.text for line in latest if line.number > over and _AT_ONCE.match(line.text)}
+    return len(behind) >= LINES_OF_WORK
