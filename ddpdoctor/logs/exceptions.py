@@ -9,7 +9,7 @@ from sys import stdlib_module_names
 from typing import Final
 
 from ddpdoctor.base.lazy_patterns import compile_lazily
-from ddpdoctor.facts.log import LogFrame, LoggedException
+from ddpdoctor.facts.log import LogFrame, LoggedException, LogLine
 from ddpdoctor.knowledge.loader_messages import loader_fault
 from ddpdoctor.knowledge.torch_frames import PYTHONS_FOLDERS, WITHOUT_FOLDER
 
@@ -78,10 +78,10 @@ _TOLD_ABOVE: Final = compile_lazily(
 _OF_DISTRIBUTED: Final = compile_lazily(
     r"^torch\.distributed\.|^(?:torch\.)?(?:Dist\w+Error|Rendezvous\w+Error)$|^torch\.AcceleratorError$|^c10"
 )
-_OF_A_TENSOR: Final = compile_lazily(
-    r"^(?:Unsupported data type for HCCL|Input tensor data type is not supported for NCCL) process group"
+_OF_AN_ARGUMENT: Final = compile_lazily(
+    r"^(?:(?:Unsupported data type for HCCL|Input tensor data type is not supported for NCCL) process group|Device index must not be negative)"
 )
-"""A collective's word on the data type that the script handed it."""
+"""What torch.distributed says of a tensor or a device that the script handed it."""
 _OF_LIBRARIES: Final = compile_lazily(
     r"^(?:CUDA |cuda runtime error \(|NCCL [eE]rror|cuDNN error|CUBLAS_|nccl[A-Z]\w+:|\[enforce fail|\[\S*gloo/|.*INTERNAL ASSERT FAILED"
     r"|.*version [`'][^']+' not found \(required by |Could not load (?:the )?(?:lib\w|\S{1,200}\.so\b)|Failed to find C compiler|.*No working C\+\+ compiler found|numpy\.dtype size changed|numpy\.core\.multiarray failed"
@@ -123,6 +123,14 @@ def is_passed_on(raised: LoggedException, behind: LoggedException) -> bool:
     alone = not raised.message or raised.line.text.rstrip(": ").endswith(raised.exception)
     words = bool(raised.frames) and alone and bool(_RAISES_WORDS.match(raised.frames[-1].code))
     return near and words and not (is_cut(raised) or is_from_outside(raised) or is_of_launcher(raised))
+
+
+def exception_in(line: LogLine) -> LoggedException | None:
+    """Read the exception that a line without a traceback is; None, where it is none."""
+    if not NAMED.match(line.text):
+        return None
+    name, _, message = line.text.partition(":")
+    return LoggedException(exception=name, message=message.strip(), line=line, began=line)
 
 
 def may_be_caught(raised: LoggedException) -> bool:
@@ -227,7 +235,6 @@ def is_ordinary(raised: LoggedException) -> bool:
     of_machine = is_of_a_tool(raised) and _OF_THE_MACHINE.match(raised.message)
     return not (
         is_cut(raised)
-        or (is_bare(raised) and not is_mistake(raised))
         or is_within_launcher(raised)
         or _is_distributed(raised)
         or _OF_LIBRARIES.search(raised.message)
@@ -261,7 +268,7 @@ def is_of_a_tool(raised: LoggedException) -> bool:
 
 
 def _is_distributed(raised: LoggedException) -> bool:
-    within = "torch/distributed/" in _innermost(raised) and not _OF_A_TENSOR.search(raised.message)
+    within = "torch/distributed/" in _innermost(raised) and not _OF_AN_ARGUMENT.search(raised.message)
     return within or bool(_OF_DISTRIBUTED.search(raised.exception))
 
 

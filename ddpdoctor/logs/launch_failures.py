@@ -68,14 +68,19 @@ def programs_missing(text: str) -> list[str]:
 class MissingKind(Enum):
     """The way in which the shell looks for a program that it doesn't find, as the reason tells it."""
 
-    FUNCTION = "`{}` is a function of login shells"
+    FUNCTION = "`{}` isn't found: it is a function of login shells"
+    OPTION = "the job script runs {} as a program, since the line before it doesn't go on"
     FILE = "there is no file {} on that host, or its first line names an interpreter that isn't there"
     IN_PATH = "PATH doesn't lead to {}"
 
     @classmethod
     def of(cls, program: str) -> MissingKind:
         """Tell how a program of that name is looked for."""
-        return cls.FUNCTION if program == MODULE else cls.FILE if "/" in program else cls.IN_PATH
+        if program == MODULE:
+            return cls.FUNCTION
+        if program.startswith("-"):
+            return cls.OPTION
+        return cls.FILE if "/" in program else cls.IN_PATH
 
 
 def why_missing(programs: Iterable[str]) -> dict[MissingKind, tuple[list[str], str]]:

@@ -4,18 +4,20 @@ failed program, a server out of reach. Pure."""
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from itertools import takewhile
 from typing import Final, NamedTuple
 
 from ddpdoctor.base.findings import Fix
 from ddpdoctor.base.lazy_patterns import compile_lazily
+from ddpdoctor.base.text import listed, one_line
 from ddpdoctor.facts.log import Log, LogFrame, LoggedException
 from ddpdoctor.knowledge.python_commands import python_of, versions_installed
 from ddpdoctor.knowledge.python_packages import PACKAGES
 from ddpdoctor.logs.analyze.failures import Failure
 from ddpdoctor.logs.exceptions import PYTHON, is_nested, is_of_launcher, library_of, short_name
+from ddpdoctor.logs.launch_failures import MissingKind, programs_missing, why_missing
 
 # --- whose fault it is --------------------------------------------------------------------------------------------------
 
@@ -403,6 +405,34 @@ def program_that_failed(failures: Sequence[Failure]) -> Failure | None:
     if not (all(ended) and all(raised)) or any(failure.effects for failure in failures):
         return None
     return next((failure for failure in failures if failure.raised and is_of_a_program(failure.raised)), None)
+
+
+# --- a program that nobody finds --------------------------------------------------------------------------------------
+
+
+def missing_program_fixes(texts: Iterable[str]) -> tuple[Fix, ...]:
+    """Say what to do where programs aren't found, as those lines say."""
+    missing = why_missing(program for text in texts for program in programs_missing(one_line(text)))
+    fixes = [_missing_program_fix(kind, programs) for kind, (programs, _) in missing.items()]
+    if any("torchrun" in programs for programs, _ in missing.values()):
+        fixes.append(
+            Fix("torchrun is a module of torch, too", ("python -m torch.distributed.run --nproc-per-node=N train.py",))
+        )
+    return tuple(fixes)
+
+
+def _missing_program_fix(kind: MissingKind, programs: Sequence[str]) -> Fix:
+    if kind is MissingKind.FUNCTION:
+        commands = ("#!/bin/bash -l", "source /etc/profile.d/modules.sh   # Lmod: /etc/profile.d/lmod.sh")
+        return Fix("Start the job script as a login shell, or load it there", commands)
+    if kind is MissingKind.OPTION:
+        text = "End the line above it with a backslash, and nothing behind that. This shows where something is behind one, a space for example"
+        return Fix(text, (r"grep -nE '\\[[:space:]]+$' JOB_SCRIPT",))
+    if kind is MissingKind.FILE:
+        files = " ".join(map(shlex.quote, programs))
+        return Fix("See there what that is", (f"ls -l {files}; head -1 {files}",))
+    text = f"Activate the environment that has {listed(programs)} in the job script itself, or give the full path"
+    return Fix(text, ("source /path/to/venv/bin/activate", "conda activate NAME"))
 
 
 # --- a server that doesn't answer ---------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from ddpdoctor.logs.analyze.suspects import MAX_SUSPECTS, EvidencePosition, Rank
 from ddpdoctor.logs.analyze.suspects import Suspect as Suspect
 from ddpdoctor.logs.analyze.timeline import Timeline, says_much
 from ddpdoctor.logs.analyze.timeouts import hypotheses
-from ddpdoctor.logs.exceptions import NAMED, is_alike, is_cut, is_of_launcher, kind_of
+from ddpdoctor.logs.exceptions import NAMED, exception_in, is_alike, is_cut, is_of_launcher, is_ordinary, kind_of
 from ddpdoctor.logs.launch_failures import TERMINATIONS, programs_missing
 from ddpdoctor.logs.parse.exits import RAY_TRAIN
 
@@ -292,7 +292,8 @@ def _only_ended(failures: Sequence[Failure], course: Timeline) -> LogVerdict:
         line = msgspec.structs.replace(first.line, text=first.exited.error)
     if line:
         line, evidence = attribute(msgspec.structs.replace(first, line=line), course)
-        return LogVerdict(outcome=RunOutcome.UNRECOGNISED, lead=line, evidence=evidence, exited=own_exit(first, course))
+        found = _mistake_in(line, course) or LogVerdict(outcome=RunOutcome.UNRECOGNISED, lead=line)
+        return msgspec.structs.replace(found, evidence=evidence, exited=own_exit(first, course))
     told = all(failure.exited and _was_told(failure.exited) for failure in failures)
     suspects = (
         (Suspect(slug=course.catalogue.slug_for(LogTopic.STOPPED), sure=False, sightings=(), why=WHY_TOLD),)
@@ -369,12 +370,29 @@ def _was_told(exited: ProcessExit) -> bool:
     return signal_of(exited) in TERMINATIONS
 
 
+def _mistake_in(line: LogLine, course: Timeline) -> LogVerdict | None:
+    """Judge a line that no sign knows: an exception without its traceback is mostly a mistake, and a program that nobody finds surely is."""
+    raised = exception_in(line)
+    absent = bool(programs_missing(line.text))
+    if not absent and not (raised and is_ordinary(raised)):
+        return None
+    slug = course.catalogue.slug_for(LogTopic.MISTAKE)
+    return LogVerdict(
+        outcome=RunOutcome.USER_ERROR,
+        suspects=(Suspect(slug=slug, sure=absent, sightings=(), why=WHY_LEAD),),
+        lead=line,
+        raised=None if absent else raised,
+    )
+
+
 def _without_cause(effects: tuple[SignMatch, ...], course: Timeline) -> LogVerdict:
     """Judge a log in which there are only effects, or errors that no sign knows, or nothing."""
     log, failures = course.log, course.failures
     if not failures:
         errors = _last_errors(course) or _ended_badly(course)
         lead = errors[0] if errors else None
+        if lead and (mistake := _mistake_in(lead, course)):
+            return mistake
         return LogVerdict(
             outcome=RunOutcome.UNRECOGNISED if lead else RunOutcome.NOTHING,
             lead=lead,

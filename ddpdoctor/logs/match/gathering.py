@@ -124,6 +124,10 @@ class GatheredLog:
         """Take note that the lines that come now are of the file of that name."""
         self.attempt = attempt_of_file(name) or 0
 
+    def begins_again(self, lines: Iterable[LogLine]) -> None:
+        """Take note of the lines at which a file begins again."""
+        self._run_ends.begun = tuple(lines)
+
     def _alike(self, raised: LoggedException) -> tuple[object, ...]:
         """Return what tracebacks have in common of which only a few are kept."""
         return (self._whose(raised.line), raised.exception, raised.frames[-1:], raised.own)

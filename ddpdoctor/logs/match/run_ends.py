@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import zip_longest
 from typing import Final, NamedTuple
 
 from ddpdoctor.facts.log import LogFile, LoggedException, LogLine, ProcessExit
@@ -31,27 +31,36 @@ _JOB: Final = re.compile(r"\*\*\* (?:STEP|JOB) (\d+)[^*]* CANCELLED AT ")
 
 
 class RunEnd(NamedTuple):
-    """The lines at which an end began, and was over. alone: it ends the run only if that is of one process. job: Slurm's number of what is over."""
+    """The lines at which an end began, and was over. alone: it ends the run only if that is of one process. job: Slurm's number of what is over.
+    sure: nobody may have caught it. time: of the end, or of the line before it."""
 
     began: int
     over: int
-    alone: bool
+    alone: bool = True
     job: str = ""
+    sure: bool = True
+    time: float | None = None
 
 
 @dataclass
 class RunEnds:
     """The ends so far: exceptions that nobody caught, launchers' own, processes that a signal ended, jobs that Slurm ended."""
 
+    begun: tuple[LogLine, ...] = ()
+    """The lines at which the file begins again."""
     _ends: list[RunEnd] = field(default_factory=list)
 
     def raise_(self, raised: LoggedException) -> None:
         """Take note of an exception."""
+        number = raised.line.number
+        time = raised.began.time if raised.line.time is None else raised.line.time
         if ends_its_run(raised):
             alone = not (is_within_launcher(raised) or is_of_launcher(raised))
-            self._add(RunEnd(raised.began.number, raised.line.number, alone))
+            self._add(RunEnd(raised.began.number, number, alone, time=time))
         elif self._ends and 0 <= raised.began.number - self._ends[-1].over <= LINES_OF_A_MESSAGE:
-            self._ends[-1] = self._ends[-1]._replace(over=raised.line.number)
+            self._ends[-1] = self._ends[-1]._replace(over=number)
+        else:
+            self._add(RunEnd(raised.began.number, number, sure=False, time=time))
 
     def exit(self, exited: ProcessExit) -> None:
         """Take note of the end of a process."""
@@ -59,7 +68,7 @@ class RunEnds:
         if (job := _JOB.search(exited.line.text)) and not may_start_again(exited):
             self._add(RunEnd(number, number, alone=False, job=job[1]))
         elif exited.said_by == SHELL and exited.exit_code:
-            self._add(RunEnd(number, number, alone=True))
+            self._add(RunEnd(number, number))
 
     def _add(self, end: RunEnd) -> None:
         if len(self._ends) < MAX_ENDS:
@@ -79,12 +88,31 @@ class RunEnds:
             trains: the step behind which many others stand.
         """
         alone = ranks < 2 and START_NO_RANKS.issuperset(launchers)
-        ends = sorted(end for end in self._ends if alone or not end.alone)
-        for end, later in pairwise(ends):
-            if later.began - end.over > LINES_OF_ANOTHER_RUN and not (end.job and end.job == later.job):
+        known = sorted(end for end in self._ends if alone or not end.alone)
+        ends = [end for end in known if end.sure or self._begins_behind(end)]
+        for end, later in zip_longest(ends, ends[1:]):
+            if begun := self._begins_behind(end, later):
+                yield begun.number - 1
+            elif later is None:
+                if _goes_on(end.over, file, latest, trains):
+                    yield end.over + LINES_OF_ANOTHER_RUN
+            elif later.began - end.over > LINES_OF_ANOTHER_RUN and not (end.job and end.job == later.job):
                 yield end.over + LINES_OF_ANOTHER_RUN
-        if ends and _goes_on(ends[-1].over, file, latest, trains):
-            yield ends[-1].over + LINES_OF_ANOTHER_RUN
+
+    def _begins_behind(self, end: RunEnd, later: RunEnd | None = None) -> LogLine | None:
+        """Find the line behind it, and before a later one, at which the file begins again, and by its clock was written later: of what Python has
+        held back the clock is of before."""
+        time = end.time
+        if time is None:
+            time = max(
+                (line.time for line in self.begun if line.number < end.began and line.time is not None), default=None
+            )
+        behind = (
+            line for line in self.begun if line.number > end.over and (later is None or line.number < later.began)
+        )
+        if time is None:
+            return None
+        return next((line for line in behind if line.time is not None and line.time > time), None)
 
 
 def _goes_on(over: int, file: LogFile, latest: Sequence[LogLine], trains: LogLine | None) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from ddpdoctor.facts.log import LogLine
+from ddpdoctor.logs.match.first_lines import FIRST, FirstLines
 from ddpdoctor.logs.match.gathering import GatheredLog
 from ddpdoctor.logs.match.line_judge import MAX_LINE_BYTES, LineJudge, Spot
 from ddpdoctor.logs.match.repeated_lines import MAX_ENTRIES, Routine, key_of
@@ -69,6 +70,7 @@ class FileScan:
         """What stands before each line, as far as the first block shows."""
         self._ends = False
         """What is left is the last: all of it is read, routine or not."""
+        self._first = FirstLines(())
         self._head = Labelled("")
         self._head_key = b""
         """Of the line that began in an earlier block."""
@@ -106,6 +108,7 @@ class FileScan:
         if self._gathered.shapes:
             self._gathered.shapes.end_file()
         self._judge.end(self.lines)
+        self._gathered.begins_again(self._first.again())
 
     def _block(self, new: bytes) -> None:
         """Whole lines, or a part of one that is longer than a block."""
@@ -121,7 +124,13 @@ class FileScan:
         self._learn(text, start)
         if self._gathered.shapes:
             self._gathered.shapes.add(plain, self.lines + 1, self._line_at, within=self._within, ends=self._ends)
+        first = self.lines + 1
         self._search(text, start)
+        if first == 1 and not self._within:
+            self._first = FirstLines(
+                [self._judge.labelled(line[:MAX_LINE_BYTES]).text for line in plain.split(b"\n", FIRST)[:FIRST]]
+            )
+        self._first.seek(text, start, first, self._line_at)
         self._remember(text, start)
         if not ends_line and not (self._within and b"\n" not in new):
             line = text.rfind(b"\n", start) + 1 or start

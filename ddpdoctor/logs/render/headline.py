@@ -12,7 +12,7 @@ from ddpdoctor.logs.analyze.script_errors import BlamedCode, fault_of, module_mi
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome
 from ddpdoctor.logs.diagnosis import HostVerdict, LogJudgement
 from ddpdoctor.logs.exceptions import is_cut
-from ddpdoctor.logs.launch_failures import gives_up, programs_missing, why_missing
+from ddpdoctor.logs.launch_failures import gives_up
 from ddpdoctor.logs.render.words import first_words, how_it_ended, more, named, place, quoted, who_first, within
 
 _ENDS: Final = {
@@ -39,9 +39,7 @@ def _told(judgement: LogJudgement) -> str:
         return _only_followed(judgement)
     who, words = who_first(log, verdict), clip(first_words(verdict))
     if verdict.outcome is RunOutcome.UNRECOGNISED:
-        missing = why_missing(programs_missing(one_line(verdict.lead.text if verdict.lead else "")))
-        why = "; ".join(reason for _, reason in missing.values()) or "no sign that is known here says why"
-        return f"{who}: {words}{_adds(judgement)}; {why}"
+        return f"{who}: {words}{_adds(judgement)}; no sign that is known here says why"
     if verdict.outcome is RunOutcome.USER_ERROR and verdict.raised:
         sure = all(opinion.suspect.sure for opinion in judgement.opinions[:1])
         return f"{who}, {_whose_fault(verdict.raised, sure=sure)}: {words}"

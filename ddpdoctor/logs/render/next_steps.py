@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Iterable, Sequence
 from signal import Signals
 from typing import Final
 
 from ddpdoctor.base.findings import Fix
-from ddpdoctor.base.text import capital, one_line, ranks_named
+from ddpdoctor.base.text import one_line, ranks_named
 from ddpdoctor.engine.registry import Catalogue
+from ddpdoctor.facts.log import Log
 from ddpdoctor.knowledge.hang_causes import HangCause
 from ddpdoctor.logs.analyze.endings import signal_of
 from ddpdoctor.logs.analyze.related_lines import nccl_may_say_more
@@ -18,28 +17,43 @@ from ddpdoctor.logs.analyze.script_errors import fixes_of_a_race
 from ddpdoctor.logs.analyze.sightings import host_named
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome
 from ddpdoctor.logs.diagnosis import LogJudgement
-from ddpdoctor.logs.exceptions import is_of_parent
-from ddpdoctor.logs.launch_failures import MissingKind, is_of_launching, programs_missing, why_missing
+from ddpdoctor.logs.exceptions import is_bare, is_mistake, is_of_parent
+from ddpdoctor.logs.launch_failures import is_of_launching
 from ddpdoctor.logs.render.words import first_words, more
 
 _KILLED: Final = re.compile(r"(?:\S+: )?Killed\b")
 
 
+def _is_of_one_process(log: Log) -> bool:
+    return not log.ranks and not log.launcher and not log.world_size and len(log.files) == 1
+
+
+def _host(judgement: LogJudgement) -> str:
+    lead = judgement.verdict.lead
+    if lead and lead.host:
+        return host_named(one_line(lead.host))
+    return "its host" if _is_of_one_process(judgement.log) else "the host of that rank"
+
+
 def next_steps(judgement: LogJudgement, *, watched: bool = False) -> tuple[Fix, ...]:
     """List what leads on where the log alone doesn't. watched: it is that of `ddpdoctor run` already."""
     verdict, log = judgement.verdict, judgement.log
-    alone = not log.ranks and not log.launcher and not log.world_size and len(log.files) == 1
     if verdict.outcome is RunOutcome.UNRECOGNISED:
-        host = verdict.lead.host if verdict.lead else ""
-        there = host_named(one_line(host)) if host else "its host" if alone else "the host of that rank"
-        return _of_the_unknown(judgement, there)
+        return _of_the_unknown(judgement, _host(judgement))
+    if (
+        verdict.outcome is RunOutcome.USER_ERROR
+        and verdict.raised
+        and is_bare(verdict.raised)
+        and not is_mistake(verdict.raised)
+    ):
+        return (Fix(f"Where the script isn't at fault, look at {_host(judgement)}", ("ddpdoctor check",)),)
     if not judgement.names_no_cause:
         return ()
     steps = []
     if verdict.raised and is_of_parent(verdict.raised):
         text = "The process that started this one failed, or ended, before it had handed everything over: its own traceback says why"
         steps.append(Fix(text))
-    if not alone:
+    if not _is_of_one_process(log):
         text = f"Read the logs of all ranks and hosts together{_silent(judgement)}"
         steps.append(Fix(text, ("ddpdoctor diagnose-log FOLDER",)))
     steps += [*_left_early(judgement), _kernel_knows(judgement.catalogue)]
@@ -56,8 +70,6 @@ def _of_the_unknown(judgement: LogJudgement, there: str) -> tuple[Fix, ...]:
     texts = [words, *(log_line.text for log_line in more(judgement))]
     if any(map(is_of_launching, texts)):
         return ()
-    if absent := _not_found([words, *(error.text for error in judgement.log.errors)]):
-        return absent
     if race := fixes_of_a_race(words, judgement.log):
         return race
     steps = [_kernel_knows(judgement.catalogue)] if _was_killed(verdict) else []
@@ -69,28 +81,6 @@ def _of_the_unknown(judgement: LogJudgement, there: str) -> tuple[Fix, ...]:
         "lines around that place, and"
     )
     return (*steps, Fix(text, ("ddpdoctor check --markdown",)))
-
-
-def _not_found(texts: Iterable[str]) -> tuple[Fix, ...]:
-    """Say what may be missing where a program isn't found."""
-    missing = why_missing(program for text in texts for program in programs_missing(one_line(text)))
-    fixes = [_advice(kind, programs, why) for kind, (programs, why) in missing.items()]
-    if any("torchrun" in programs for programs, _ in missing.values()):
-        fixes.append(
-            Fix("torchrun is a module of torch, too", ("python -m torch.distributed.run --nproc-per-node=N train.py",))
-        )
-    return tuple(fixes)
-
-
-def _advice(kind: MissingKind, programs: Sequence[str], why: str) -> Fix:
-    if kind is MissingKind.FUNCTION:
-        commands = ("#!/bin/bash -l", "source /etc/profile.d/modules.sh   # Lmod: /etc/profile.d/lmod.sh")
-        return Fix(f"{why}: start the job script as one, or load it there", commands)
-    if kind is MissingKind.FILE:
-        files = " ".join(map(shlex.quote, programs))
-        return Fix(f"{capital(why)}: see there what that is", (f"ls -l {files}; head -1 {files}",))
-    text = f"{why}: activate the environment that has it in the job script itself, or give its full path"
-    return Fix(text, ("source /path/to/venv/bin/activate", "conda activate NAME"))
 
 
 def _kernel_knows(catalogue: Catalogue) -> Fix:

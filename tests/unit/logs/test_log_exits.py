@@ -149,7 +149,7 @@ def test_the_table_of_torch_1_9_is_read() -> None:
 
 def test_an_exception_that_only_the_launcher_tells_of_is_shown() -> None:
     verdict = verdict_of(read(OLD_TABLE.replace("-6", "-15").replace("6 (SIGABRT)", "15 (SIGTERM)")), catalogue())
-    assert verdict.outcome is RunOutcome.UNRECOGNISED
+    assert verdict.outcome is RunOutcome.USER_ERROR
     assert verdict.lead is not None
     assert (verdict.lead.text, verdict.lead.rank) == ("KeyError: 'lr'", 1)
 

@@ -9,7 +9,6 @@ from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
 from ddpdoctor.logs.diagnosis import judge_log
 from ddpdoctor.logs.launch_failures import programs_missing
 from ddpdoctor.logs.render.headline import headline
-from ddpdoctor.logs.render.next_steps import next_steps
 from tests.support.logs_by_hand import read
 
 BLOCK = "\n\n* why that may be\n  and more of it\n\n* or else\n  something else\n\nand what to do\nabout it\n"
@@ -53,7 +52,7 @@ BLOCK = "\n\n* why that may be\n  and more of it\n\n* or else\n  something else\
 )
 def test_it_is_the_first_error(before: str, text: str) -> None:
     found = verdict_of(read(before + text), catalogue())
-    assert found.outcome is RunOutcome.UNRECOGNISED
+    assert found.outcome is (RunOutcome.USER_ERROR if programs_missing(text) else RunOutcome.UNRECOGNISED)
     assert found.lead is not None
     assert found.lead.text == text.partition("\n")[0]
 
@@ -91,11 +90,17 @@ def test_a_program_that_is_not_found_is_named(text: str, programs: list[str]) ->
     assert programs_missing(text) == programs
 
 
+def test_an_option_that_begins_a_line_of_the_job_script_is_told_as_that() -> None:
+    (opinion,) = judge_log(read("epoch 3 loss 2\njob.sh: line 49: --lr: command not found"), catalogue()).opinions
+    assert opinion.finding.summary == "The job script runs --lr as a program, since the line before it doesn't go on"
+    assert "backslash" in opinion.finding.fixes[0].text
+
+
 def test_the_first_line_names_a_program_that_is_not_found() -> None:
     said = "slurmstepd: error: execve(): torchrun: No such file or directory\nsrun: error: n1: task 0: Exited with exit code 2"
-    assert headline(judge_log(read(said), catalogue())).endswith("; PATH doesn't lead to torchrun")
+    assert headline(judge_log(read(said), catalogue())).endswith(": PATH doesn't lead to torchrun")
     unknown = headline(judge_log(read("bash: line 3: module: command not found"), catalogue()))
-    assert unknown.endswith("; `module` is a function of login shells")
+    assert unknown.endswith(": `module` isn't found: it is a function of login shells")
 
 
 @pytest.mark.parametrize("path", ["/home/ada/run.py", "./run.py"])
@@ -103,11 +108,11 @@ def test_a_file_that_is_not_found_is_not_sought_in_path(path: str) -> None:
     said = f"slurmstepd: error: execve(): {path}: No such file or directory\nsrun: error: n1: task 0: Exited with exit code 2"
     judgement = judge_log(read(said), catalogue())
     assert headline(judgement).endswith(
-        f"; there is no file {path} on that host, or its first line names an interpreter that isn't there"
+        f": there is no file {path} on that host, or its first line names an interpreter that isn't there"
     )
-    (step,) = next_steps(judgement)
-    assert "PATH" not in step.text
-    assert step.commands == (f"ls -l {path}; head -1 {path}",)
+    (fix,) = judgement.opinions[0].finding.fixes
+    assert "PATH" not in fix.text
+    assert fix.commands == (f"ls -l {path}; head -1 {path}",)
 
 
 @pytest.mark.parametrize(

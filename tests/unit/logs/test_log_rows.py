@@ -117,7 +117,8 @@ def test_a_line_without_a_label_is_of_the_only_process(others: str, rank: int | 
 @pytest.mark.parametrize("ended", ["", ENDED.format(40) + ENDED.format(42)])
 def test_an_exception_without_its_traceback_is_told_before_its_process_ends(between: str, ended: str) -> None:
     found = judged(f"{DEVICES}\n{between}{ended}{FAILED.format(1, 1, 41)}")
-    assert found.outcome is RunOutcome.UNRECOGNISED
+    assert found.outcome is RunOutcome.USER_ERROR
+    assert not found.suspects[0].sure
     assert found.lead is not None
     assert found.lead.text == DEVICES
 

@@ -44,14 +44,16 @@ def test_mere_talk_of_an_end_is_none(line: str) -> None:
 
 @pytest.mark.parametrize("line", ["job.sh: line 9: torchrun: command not found", "zsh: command not found: torchrun"])
 def test_a_program_that_is_not_there_is_told_as_that(line: str) -> None:
-    steps = next_steps(judged(line))
-    assert "PATH doesn't lead to torchrun" in steps[0].text
+    (opinion,) = judged(line).opinions
+    steps = opinion.finding.fixes
+    assert opinion.finding.summary == "PATH doesn't lead to torchrun"
     assert any("python -m torch.distributed.run" in command for step in steps for command in step.commands)
     assert not any("NCCL_DEBUG" in command or "check" in command for step in steps for command in step.commands)
 
 
 def test_module_is_a_function_of_login_shells() -> None:
-    steps = next_steps(judged("job.sh: line 7: module: command not found", "job.sh: line 9: python: command not found"))
+    judgement = judged("job.sh: line 7: module: command not found", "job.sh: line 9: python: command not found")
+    steps = judgement.opinions[0].finding.fixes
     assert "login shell" in steps[0].text
     assert "python" in steps[1].text
 

@@ -97,7 +97,8 @@ LAUNCHER = (
 
 def test_a_traceback_s_last_line_with_torch_s_own_label_is_remembered() -> None:
     verdict = judged(f"[rank2]: RuntimeError: nothing that is known here\n{LAUNCHER}")
-    assert verdict.outcome is RunOutcome.UNRECOGNISED
+    assert verdict.outcome is RunOutcome.USER_ERROR
+    assert not verdict.suspects[0].sure
     assert verdict.lead
     assert (verdict.lead.rank, verdict.lead.text) == (2, "RuntimeError: nothing that is known here")
     assert judged(f"[rank2]: TypeError: step() takes 1 argument\n{LAUNCHER}").outcome is RunOutcome.USER_ERROR
@@ -108,4 +109,4 @@ IGNORED = "Exception ignored in: <function _Iter.__del__ at 0x7f>\n...\n    asse
 
 def test_an_exception_that_python_ignores_is_none_where_its_frames_are_left_out() -> None:
     assert judged(IGNORED).outcome is RunOutcome.NOTHING
-    assert judged(f"{IGNORED}RuntimeError: nothing that is known here\n").outcome is RunOutcome.UNRECOGNISED
+    assert judged(f"{IGNORED}RuntimeError: nothing that is known here\n").outcome is RunOutcome.USER_ERROR

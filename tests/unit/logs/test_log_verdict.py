@@ -328,7 +328,7 @@ def test_a_log_that_ends_in_silence_speaks_of_no_failure() -> None:
 def test_an_exception_without_its_traceback_leads_only_right_before_the_launcher_s_word(between: int) -> None:
     word = "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: 1) local_rank: 0 (pid: 17) of binary: python"
     found = verdict_of(read("\n".join(["TypeError: f() got two values", *["step 1"] * between, word])), catalogue())
-    assert found.outcome is (RunOutcome.UNRECOGNISED if between < 2 else RunOutcome.EFFECTS_ONLY)
+    assert found.outcome is (RunOutcome.USER_ERROR if between < 2 else RunOutcome.EFFECTS_ONLY)
     assert found.lead is not None
     assert found.lead.text.startswith("TypeError" if between < 2 else "ERROR:")
     assert found.exited is not None
@@ -338,7 +338,7 @@ def test_an_exception_without_its_traceback_leads_only_right_before_the_launcher
 def test_a_message_may_stand_between_an_exception_s_name_and_the_launcher_s_word() -> None:
     text = "FileExistsError: [Errno 17] File exists:\n'/scratch/eeg'\n\nsrun: error: node3: task 5: Exited with exit code 1"
     found = verdict_of(read(text), catalogue())
-    assert found.outcome is RunOutcome.UNRECOGNISED
+    assert found.outcome is RunOutcome.USER_ERROR
     assert found.lead is not None
     assert found.lead.text.startswith("FileExistsError")
     assert found.raised is not None

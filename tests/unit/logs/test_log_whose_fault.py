@@ -10,7 +10,6 @@ from ddpdoctor.logs.analyze.verdict import RunOutcome
 from ddpdoctor.logs.diagnosis import LogJudgement, judge_log
 from ddpdoctor.logs.exceptions import library_of
 from ddpdoctor.logs.render.headline import headline, outcome
-from ddpdoctor.logs.render.next_steps import next_steps
 from tests.support.logs_by_hand import read
 
 SITE = "/opt/env/lib/python3.11/site-packages"
@@ -233,7 +232,7 @@ def test_an_exception_whose_message_goes_on_is_told_before_the_launchers_word(be
     text = f"FileExistsError: [Errno 17] File exists:\n'/data/sets/eeg/S043'\n{between}srun: error: node7: task 3: Exited with exit code 1\n"
     told = judge_log(read(text), catalogue())
     assert "FileExistsError: [Errno 17] File exists: '/data/sets/eeg/S043'" in headline(told)
-    assert any("let one rank do it" in step.text for step in next_steps(told))
+    assert any("let one rank do it" in fix.text for fix in told.opinions[0].finding.fixes)
 
 
 def test_a_job_that_slurm_cancelled_behind_an_exception_is_told_as_that() -> None:

@@ -1,0 +1,71 @@
+"""Finds where the first lines of a file come again, as those of each run do in a file to which several were written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from ddpdoctor.facts.log import LogLine
+from ddpdoctor.logs.exceptions import NAMED
+
+FIRST: Final = 20
+"""Lines of a file among which those that are sought again are chosen."""
+MAX_SOUGHT: Final = 4
+NEAR: Final = 10
+"""Lines among which two of them make a beginning."""
+MAX_HITS: Final = 1000
+"""Of a line that comes more often nobody thinks that it begins a run."""
+_FIGURES: Final = re.compile(r"\d+")
+_TELLING: Final = re.compile(r"[^\d]{12,200}")
+"""A part of a line without figures, long enough to be found by."""
+
+
+class _Sought(NamedTuple):
+    shape: str
+    part: bytes
+
+
+class FirstLines:
+    """The first lines of one file, and where they stood again."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        """texts: of the file's first lines, without labels and clocks."""
+        sought: dict[str, _Sought] = {}
+        for text in texts[:FIRST]:
+            part = max(_TELLING.findall(text), key=len, default="").strip()
+            if len(part) >= 12 and not text[:1].isspace() and not NAMED.match(text):
+                shape = _FIGURES.sub("", text)
+                sought.setdefault(shape, _Sought(shape, part.encode()))
+        self._sought = list(sought.values())[:MAX_SOUGHT]
+        self._hits: list[tuple[LogLine, int]] = []
+        self._count = [0] * len(self._sought)
+
+    def seek(self, text: bytes, start: int, number: int, line_at: Callable[[bytes, int], LogLine]) -> None:
+        """Look for them in a block of whole lines from there on, whose first line has that number."""
+        for place, one in enumerate(self._sought):
+            at, counted, here = start, start, number
+            while self._count[place] < MAX_HITS and (at := text.find(one.part, at)) >= 0:
+                begin = text.rfind(b"\n", start, at) + 1 or start
+                end = text.find(b"\n", at)
+                at = len(text) if end < 0 else end
+                here += text.count(b"\n", counted, begin)
+                counted = begin
+                line = line_at(text[begin:at].rstrip(b"\r"), here)
+                if _FIGURES.sub("", line.text) == one.shape:
+                    self._count[place] += 1
+                    self._hits.append((line, place))
+
+    def again(self) -> Iterator[LogLine]:
+        """The lines at which the file begins again, with at least two of them, in their order."""
+        rare = sorted(
+            ((line, place) for line, place in self._hits if self._count[place] < MAX_HITS),
+            key=lambda hit: hit[0].number,
+        )
+        begun: LogLine | None = None
+        for (line, place), (later, place_of_later) in pairwise(rare):
+            goes_on = place < place_of_later and later.number - line.number <= NEAR
+            if goes_on and begun is None:
+                yield line
+            begun = line if goes_on else None
