@@ -120,3 +120,32 @@ def test_a_run_that_started_its_ranks_itself_ends_with_their_exception() -> None
     )
     text = "".join(spawned.replace("{key}", key) + "reading the configuration\n" * 8 for key in "ab")
     assert judged(text) == ("'b'", ["'a'"])
+
+
+def clocked(minute: int, then: str) -> str:
+    at = f"2026-03-01 10:{minute}:"
+    return f"{at}01,100 - Loading the configuration of run 7\n{at}02,100 - Building the user network\n{at}03,100 - built\n{then}"
+
+
+RAISED = run("KeyError: '{}'", steps=0)
+
+
+def test_a_run_that_wrote_little_is_known_by_the_files_first_lines_and_their_clocks() -> None:
+    text = clocked(10, RAISED.format("a")) + clocked(20, RAISED.format("b")) + clocked(30, "picture 1 written\n")
+    verdict = verdict_of(read(text), catalogue())
+    assert (verdict.raised, verdict.ended_well) == (None, True)
+    assert [before.raised.message for before in verdict.elsewhere if before.raised] == ["'a'", "'b'"]
+
+
+def test_first_lines_that_python_has_held_back_are_of_the_same_run() -> None:
+    """Their clocks are of before the exception."""
+    late = f"2026-03-01 10:15:00,100 - epoch 3\n{RAISED.format('a')}"
+    assert judged(clocked(10, late) + clocked(11, "picture 1 written\n")) == ("'a'", [])
+    # Without clocks nobody knows.
+    plain = "Loading the configuration of run 7\nBuilding the user network\n"
+    assert judged(f"{plain}{RAISED.format('a')}{plain}picture 1 written\n") == ("'a'", [])
+
+
+def test_first_lines_that_come_all_the_time_begin_nothing() -> None:
+    epochs = "".join(clocked(10 + number // 60, "") for number in range(1200))
+    assert judged(f"{epochs}{RAISED.format('a')}" + clocked(40, "picture 1 written\n")) == ("'a'", [])
