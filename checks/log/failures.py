@@ -10,7 +10,7 @@ from typing import Final
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.log_signs import SignRole
-from ddpdoctor.base.text import LONGEST_QUOTE, capital, clip, one_line, ranks_named, signal_name
+from ddpdoctor.base.text import LONGEST_QUOTE, capital, clip, ranks_named, signal_name
 from ddpdoctor.engine.registry import Catalogue, LogTraits, check, requires
 from ddpdoctor.facts.log import Log, LogFrame, LoggedException, LogLine, SignMatch
 from ddpdoctor.knowledge.log_topics import LogTopic
@@ -24,6 +24,7 @@ from ddpdoctor.logs.analyze.script_errors import (
     is_of_a_program,
     missing_module_fixes,
     missing_program_fixes,
+    missing_program_words,
     module_missing,
     said_of,
     server_unreached,
@@ -31,7 +32,6 @@ from ddpdoctor.logs.analyze.script_errors import (
 from ddpdoctor.logs.analyze.sightings import NO_LOG, lines, own_line, sightings, where
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
 from ddpdoctor.logs.exceptions import is_alike, short_name
-from ddpdoctor.logs.launch_failures import programs_missing, why_missing
 
 THREAD: Final = "Current thread 0x"
 OPENMP: Final = "OMP: Error #15: "
@@ -102,9 +102,9 @@ def user_code_error(log: Log, catalogue: Catalogue) -> Iterator[Finding]:
 def _without_traceback(log: Log, found: LogVerdict) -> Finding:
     lead, exited = found.lead, found.exited
     assert lead is not None
-    if absent := why_missing(programs_missing(one_line(lead.text))):
+    if absent := missing_program_words(lead.text):
         return Finding.of(
-            capital(clip("; ".join(reason for _, reason in absent.values()), LONGEST_QUOTE)),
+            capital(clip(absent, LONGEST_QUOTE)),
             Evidence(lead.text.strip(), where(log, lead)),
             missing_program_fixes([lead.text, *(error.text for error in log.errors)]),
             cause="The shell, or what starts the job, looks for a program that isn't there: that command hasn't run.",

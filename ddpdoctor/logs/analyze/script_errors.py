@@ -410,6 +410,11 @@ def program_that_failed(failures: Sequence[Failure]) -> Failure | None:
 # --- a program that nobody finds --------------------------------------------------------------------------------------
 
 
+def missing_program_words(text: str) -> str:
+    """Say why the programs that a line names aren't found; "" where it names none."""
+    return "; ".join(reason for _, reason in why_missing(programs_missing(one_line(text))).values())
+
+
 def missing_program_fixes(texts: Iterable[str]) -> tuple[Fix, ...]:
     """Say what to do where programs aren't found, as those lines say."""
     missing = why_missing(program for text in texts for program in programs_missing(one_line(text)))
