@@ -208,13 +208,15 @@ def _diagnosis(
     held: HostCheck | None = None,
     of_script: tuple[Evidence, ...] = (),
 ) -> Diagnosis:
-    found = None
-    if by_log_alone(check):
-        (result,) = diagnose(snapshot, plan_for(snapshot, None), [check])
-        found = next(iter(result.findings), None)
-    found = found or _composed(suspect, check, log, held)
+    of_log = _judged(check, snapshot).findings if by_log_alone(check) else ()
+    found = of_log[0] if of_log else _composed(suspect, check, log, held)
     finding = msgspec.structs.replace(found, evidence=(*of_script, *found.evidence))
     return Diagnosis(suspect=suspect, check=check, finding=finding, held=held)
+
+
+def _judged(check: Check, snapshot: Snapshot) -> Result:
+    (result,) = diagnose(snapshot, plan_for(snapshot, None), [check])
+    return result
 
 
 def _composed(suspect: Suspect, check: Check, log: Log, held: HostCheck | None) -> Finding:
@@ -280,10 +282,10 @@ def _held(
         words = "only a log shows it; no host's facts can decide it"
         return HostCheck(standing=HostVerdict.NOT_TESTED, words=words)
     facts = as_the_log_names(snapshot, suspect.sightings, check.catalogue)
-    (result,) = diagnose(facts, plan_for(facts, None), [check])
+    result = _judged(check, facts)
     ahead = float(time.localtime().tm_gmtoff)
     fitting = of_this_log(facts, log, suspect.sightings, ahead=ahead, watched=watched)
-    of_log = _found(result if fitting == facts else diagnose(fitting, plan_for(fitting, None), [check])[0])
+    of_log = _found(result if fitting == facts else _judged(check, fitting))
     standing, words = _standing(suspect, result, of_log, _hosts(suspect, verdict, log), log, facts)
     return HostCheck(standing=standing, words=words, found=of_log or _found(result))
 

@@ -161,7 +161,9 @@ class Timeline:
 
     def near(self, failure: Failure, lead: Failure) -> bool:
         """Whether words stand shortly before, or right behind, what its rank fell by."""
-        if failure.line.stream != lead.line.stream and not _of_one_rank(failure, lead):
+        # What tells the rank's end may have no label of its own.
+        of_its_rank = failure.rank is not None and (failure.line.file, failure.rank) == (lead.line.file, lead.rank)
+        if failure.line.stream != lead.line.stream and not of_its_rank:
             return False
         gap = lead.began.number - failure.line.number
         if gap < 0:
@@ -183,8 +185,3 @@ class Timeline:
             return False
         burst = 0 if one.line.stream == other.line.stream and one.line.rank is not None else LINES_OF_A_BURST
         return one.line.number < other.began.number - burst * self.share(one.line)
-
-
-def _of_one_rank(one: Failure, other: Failure) -> bool:
-    """Whether a file has both of the same rank, where what tells its end has no label of its own."""
-    return one.line.file == other.line.file and one.rank is not None and one.rank == other.rank

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import re
 import string
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from itertools import count, pairwise
@@ -91,7 +91,7 @@ class ShapeTally:
         """Lines of the file at hand."""
         self._width = 1
         """Lines of a bucket."""
-        self._tail: list[int] = []
+        self._tail = deque[int](maxlen=CLOSING_LINES)
 
     def add(self, block: bytes, number: int, line_at: LineAt, *, within: bool, ends: bool) -> None:
         """Count the lines of a block.
@@ -128,7 +128,7 @@ class ShapeTally:
                     latest = line_at(lines[last[key]].rstrip(b"\r").rpartition(b"\r")[2], number + last[key])
                     shape_count.last = max(latest, shape_count.last or latest, key=lambda line: line.order)
         self._note_places(keys, self._lines + number - 1)
-        self._tail = [*self._tail, *(key for key in keys[-CLOSING_LINES:] if key != _BLANK)][-CLOSING_LINES:]
+        self._tail.extend(key for key in keys[-CLOSING_LINES:] if key != _BLANK)
         self._here = number - 1 + len(keys)
 
     def end_file(self) -> None:
@@ -136,7 +136,7 @@ class ShapeTally:
         for key in self._tail:
             for shape_count in self._of_key.get(key, ()):
                 shape_count.closing += 1
-        self._tail = []
+        self._tail.clear()
         self._lines += self._here
         self._here = 0
         self.files += 1

@@ -12,7 +12,6 @@ import msgspec
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence
 from ddpdoctor.base.grouping import grouped
 from ddpdoctor.base.text import capital, clip, human, listed, one_line, plural, ranks_named
-from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.log import Log, LogFile, LoggedException, LogLine, ProcessExit, SignMatch
 from ddpdoctor.logs.analyze.deciding_commands import deciding
@@ -213,17 +212,11 @@ def _first(judgement: LogJudgement) -> Iterator[Section]:
 
 def _ended_before(judgement: LogJudgement) -> list[list[ProcessExit]]:
     """List processes that ended by themselves, where only what followed is known; together those of one line."""
-    verdict, whole = judgement.verdict, judgement.examination.snapshot.log
-    if verdict.outcome is not RunOutcome.EFFECTS_ONLY or verdict.exited or isinstance(whole, Unknown):
+    if judgement.verdict.outcome is not RunOutcome.EFFECTS_ONLY or judgement.verdict.exited:
         return []
-    by_themselves = (end for end in endings(whole) if end.exit_code is not None and not end.told_to)
-    return list(grouped(by_themselves, _same_words).values())[:MAX_ENDS]
-
-
-def _same_words(end: ProcessExit) -> object:
-    """What ends have in common of which one line says the same."""
-    is_of_several = end.rank is not None and end.pid is None
-    return (end.line.file, end.line.number, end.exit_code) if is_of_several else end
+    by_themselves = (end for end in endings(judgement.log) if end.exit_code is not None and not end.told_to)
+    of_one_line = grouped(by_themselves, lambda end: (end.line.order, end.exit_code, end.pid))
+    return list(of_one_line.values())[:MAX_ENDS]
 
 
 def _traceback(judgement: LogJudgement, *, verbose: bool) -> Section:

@@ -32,9 +32,9 @@ def headline(judgement: LogJudgement) -> str:
 def _told(judgement: LogJudgement) -> str:
     log, verdict = judgement.log, judgement.verdict
     if judgement.stops_without_a_word:
-        return f"{_nothing(log)}, but it stops before what good runs go on with{_first_new(judgement)}"
+        return f"{_nothing(judgement)}, but it stops before what good runs go on with{_first_new(judgement)}"
     if verdict.outcome is RunOutcome.NOTHING:
-        return f"{_last_went_on(judgement) or _nothing(log)}{_survived(log, verdict)}"
+        return f"{_nothing(judgement)}{_survived(log, verdict)}"
     if verdict.outcome is RunOutcome.EFFECTS_ONLY:
         return _only_followed(judgement)
     who, words = who_first(log, verdict), clip(first_words(verdict))
@@ -72,7 +72,7 @@ def _only_followed(judgement: LogJudgement) -> str:
     told = f"{said} what followed, and not what failed first"
     if verdict.silent:
         told = f"{capital(ranks_named(verdict.silent))} {_how_silent(log, verdict, judgement.catalogue)}"
-    elif exited and verdict.lead == exited.line and not (verdict.effects or exited.error):
+    elif exited and not (verdict.raised or verdict.effects or exited.error):
         told = f"{capital(how_it_ended(exited))}; why, {'this log doesn' if len(log.files) == 1 else 'these logs don'}'t say"
     first = next(iter(judgement.opinions), None)
     if first and first.suspect.compared:
@@ -112,16 +112,21 @@ def _first_new(judgement: LogJudgement) -> str:
 
 def doubtful(judgement: LogJudgement) -> str:
     """ "perhaps", "most likely", where neither the log nor a host's facts prove what the first suspicion says; else ""."""
-    first = judgement.blamed
-    if judgement.verdict.outcome is not RunOutcome.ILLNESS or first is None:
-        return ""
-    if first.suspect.sure or first.stands(HostVerdict.CONFIRMED):
+    first = judgement.blamed if judgement.verdict.outcome is RunOutcome.ILLNESS else None
+    if first is None or first.suspect.sure or first.stands(HostVerdict.CONFIRMED):
         return ""
     return "most likely" if len(judgement.opinions) > 1 else "perhaps"
 
 
-def _nothing(log: Log) -> str:
-    """That nothing was found, which is not to say that all is well."""
+def _nothing(judgement: LogJudgement) -> str:
+    """That nothing was found, of several attempts or runs in the last one, which is not to say that all is well."""
+    log, others = judgement.log, judgement.verdict.elsewhere
+    if others and log.ended:
+        return f"The last run speaks of no failure; {_earlier_runs(judgement.verdict)}"
+    if others:
+        failed = sum(log_verdict.outcome is not RunOutcome.NOTHING for log_verdict in others)
+        before = f"; before it {'one' if failed == 1 else failed} failed" if failed else ""
+        return f"The last of {len(others) + 1} attempts speaks of no failure{before}"
     if any(file.problem for file in log.files):
         return "What could be read speaks of no failure"
     return f"Nothing in {'this log' if len(log.files) == 1 else 'these logs'} speaks of a failure"
@@ -133,18 +138,6 @@ def _survived(log: Log, verdict: LogVerdict) -> str:
         return ""
     many = "one line speaks of an error" if len(verdict.survived) == 1 else "errors are spoken of"
     return f"; {many}, and the run went on: {listed((place(log, line) for line in verdict.survived), 3)}"
-
-
-def _last_went_on(judgement: LogJudgement) -> str:
-    """Say of several attempts that the last one did not fail; "" where there was but one."""
-    verdict = judgement.verdict
-    if not verdict.elsewhere:
-        return ""
-    if judgement.log.ended:
-        return f"The last run speaks of no failure; {_earlier_runs(verdict)}"
-    failed = sum(log_verdict.outcome is not RunOutcome.NOTHING for log_verdict in verdict.elsewhere)
-    before = f"; before it {'one' if failed == 1 else failed} failed" if failed else ""
-    return f"The last of {len(verdict.elsewhere) + 1} attempts speaks of no failure{before}"
 
 
 def _earlier_runs(verdict: LogVerdict) -> str:
@@ -187,7 +180,7 @@ def outcome(judgement: LogJudgement) -> str:
         return f"The log doesn't name the cause; {cause.finding.place} does"
     if judgement.stops_without_a_word:
         return "No verdict: it stops earlier than good runs, and doesn't say why"
-    return _ENDS.get(verdict.outcome) or _last_went_on(judgement) or _nothing(judgement.log)
+    return _ENDS.get(verdict.outcome) or _nothing(judgement)
 
 
 def _not_surely_the_scripts(raised: LoggedException) -> str:
