@@ -78,7 +78,7 @@ def with_site_signs(checks: Catalogue, paths: Sequence[str] = ()) -> Catalogue:
         inside = _files_in(path) if os.path.isdir(path) else [path]  # noqa: PTH112
         if not inside:
             raise SignFileError(f"{path}: no file there ends in .toml")
-        files += [_read(name, checks) for name in inside]
+        files += [_read(name, checks, is_named=True) for name in inside]
     return _extended(checks, tuple(files)) if files else checks
 
 
@@ -89,13 +89,9 @@ def files_of_host(checks: Catalogue) -> tuple[SignFile, ...]:
     files = []
     for path in (path for folder in folders for path in _files_in(folder)):
         try:
-            if foothold := foothold_on(path):
-                raise SignFileError(f"{path}: {foothold.words}")
-            files.append(_read(path, checks))
+            files.append(_read(path, checks, is_named=False))
         except SignFileError as error:
             remark(one_line(f"signs not used: {error}"))
-        except OSError as error:
-            remark(one_line(f"signs not used: {path}: {error.strerror}"))
     return tuple(files)
 
 
@@ -106,8 +102,10 @@ def _files_in(folder: str) -> list[str]:
         return []
 
 
-def _read(path: str, known: Catalogue) -> SignFile:
+def _read(path: str, known: Catalogue, *, is_named: bool) -> SignFile:
     try:
+        if not is_named and (foothold := foothold_on(path)):
+            raise SignFileError(f"{path}: {foothold.words}")
         written = read_start(path, MAX_BYTES + 1)
         if len(written) > MAX_BYTES:
             raise SignFileError(f"{path}: larger than {MAX_BYTES >> 20} MiB")

@@ -3,7 +3,6 @@ only followed, what is harmless, and what could not be read."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
@@ -20,7 +19,7 @@ from ddpdoctor.logs.analyze.rank_attribution import scores_of
 from ddpdoctor.logs.analyze.sightings import common_folder, lines, stack_lines
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome
 from ddpdoctor.logs.diagnosis import Diagnosis, HostVerdict, LogJudgement
-from ddpdoctor.logs.exceptions import is_cut, is_of_launcher, short_name, tells_of_another
+from ddpdoctor.logs.exceptions import is_cut, is_of_launcher, kind_of, short_name, tells_of_another
 from ddpdoctor.logs.render.comparison import comparison_section
 from ddpdoctor.logs.render.headline import doubtful, headline, outcome
 from ddpdoctor.logs.render.next_steps import next_steps
@@ -70,7 +69,6 @@ NOT_IN_A_LOG: Final = (
     "A log says nothing of a job that hangs (ddpdoctor jobs --hang looks at one that runs), nor of what a process that was killed "
     "could not say any more, and nothing that was written elsewhere"
 )
-_DIGITS: Final = re.compile(r"\d+")
 _HELD_STYLES: Final = {
     HostVerdict.CONFIRMED: "bold red",
     HostVerdict.CONTRADICTED: "bold green",
@@ -302,7 +300,7 @@ def _followed(log: Log, verdict: LogVerdict, *, verbose: bool) -> Section:
         (f'"{quoted(sign)}" {_said_by(matches)}', matches[0].line)
         for sign, matches in grouped(verdict.effects, lambda effect: effect.sign).items()
     ]
-    for alike in grouped(lost, _without_figures).values():
+    for alike in grouped(lost, kind_of).values():
         error = f"{short_name(alike[0].exception)}: {alike[0].message}"
         kinds.append((f'"{clip(quoted(error), MAX_ERROR)}" {_said_by(alike)}', alike[0].line))
     if ended:
@@ -333,10 +331,6 @@ def _lost(log: Log, verdict: LogVerdict) -> list[LoggedException]:
         and (tells_of_another(raised) or is_of_launcher(raised))
         and (raised.line.file, raised.line.number) not in told
     ]
-
-
-def _without_figures(raised: LoggedException) -> str:
-    return f"{raised.exception}: {_DIGITS.sub('', raised.message)[:MAX_NAME]}"
 
 
 def _said_by(said: Sequence[SignMatch | LoggedException]) -> str:
