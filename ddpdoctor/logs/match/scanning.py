@@ -331,10 +331,6 @@ class FileScan:
         begin = max(start, len(text) - (MAX_REMEMBERED_BYTES if self._ends else REMEMBERED_BYTES))
         if begin > start:
             begin = text.find(b"\n", begin) + 1 or len(text)
-        lines = text[begin:].split(b"\n")
-        if not lines[-1]:
-            lines.pop()
-        last = self.lines if text.endswith(b"\n") else self.lines + 1
-        first = last - len(lines) + 1
-        for number, piece in enumerate(lines, start=first):
+        first = self.lines - text.count(b"\n", begin) + 1
+        for number, piece in enumerate(text[begin:].split(b"\n"), start=first):
             self._heard(number, piece, goes_on=number == first and self._goes_on(begin))
