@@ -17,7 +17,6 @@ class LogFile(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int = 0
     """Read of it; where it is compressed, after unpacking."""
     lines: int = 0
-    compressed: bool = False
     problem: str = ""
     """Why it could not be read, or not to its end."""
 

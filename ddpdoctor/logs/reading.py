@@ -88,7 +88,7 @@ def read_stream(
     unwrapped = Unwrapped()
     gathered.begins(name)
     scan = FileScan(vocabulary, gathered, len(gathered.files), place or place_of(name), unwrapped.number)
-    compressed, problem, first, size = False, "", b"", 0
+    problem, first, size = "", b"", 0
 
     def counted(pieces: Iterator[bytes]) -> Iterator[bytes]:
         nonlocal size
@@ -99,12 +99,11 @@ def read_stream(
     try:
         pieces = _pieces(stream, most, lambda done: progress(name, done, most or 0))
         first = next(pieces, b"")
-        compressed = first.startswith(GZIP)
         is_whole = len(first) == most or len(first) < FIRST_PIECE_BYTES
         if is_whole and (kind := kind_of_text(first)):
             problem, size, first = f"this is {kind}, and no log of a run", len(first), b""
         pieces = chain([first], pieces)
-        for piece in _lines(counted(unpacked(pieces) if compressed else pieces), unwrapped):
+        for piece in _lines(counted(unpacked(pieces) if first.startswith(GZIP) else pieces), unwrapped):
             problem = problem or ("" if scan.bytes or is_text(piece[:SAMPLE_BYTES]) else NO_TEXT)
             scan.feed(piece)
     except (OSError, DamagedArchive) as error:
@@ -115,9 +114,7 @@ def read_stream(
     problem = problem or (NO_TEXT if size and not scan.bytes else "")
     if problem == NO_TEXT and (packed := how_to_unpack(first, name)):
         problem = f"{NO_TEXT}: {packed}"
-    gathered.files.append(
-        LogFile(name=name, bytes=size, lines=unwrapped.number(scan.lines), compressed=compressed, problem=problem)
-    )
+    gathered.files.append(LogFile(name=name, bytes=size, lines=unwrapped.number(scan.lines), problem=problem))
 
 
 def _read_file(

@@ -78,7 +78,6 @@ class Assembler:
         """Lines that are not its own, since its last one."""
         self._frames: list[LogFrame] = []
         self._own: LogFrame | None = None
-        self._cut: tuple[LogFrame, ...] = ()
         self._lines = 0
         self.given_up = _ON_ONE_LINE in began.text
         if self._headless:

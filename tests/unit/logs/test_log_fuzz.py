@@ -16,6 +16,7 @@ from ddpdoctor.logs.match import scanning
 from ddpdoctor.logs.match.gathering import GatheredLog
 from ddpdoctor.logs.match.scanning import FileScan
 from ddpdoctor.logs.match.wanted_signs import vocabulary
+from ddpdoctor.logs.parse.compressed import GZIP
 from ddpdoctor.logs.parse.encodings import encoding_of, without_holes
 from ddpdoctor.logs.reading import read_logs
 
@@ -53,7 +54,7 @@ def test_pieces_of_any_size_give_the_same_facts(data: bytes, cuts: list[int]) ->
 def test_lines_are_counted_as_they_are_and_every_fact_points_at_one(data: bytes) -> None:
     log = read_logs(["-"], stdin=io.BytesIO(data), vocabulary=vocabulary(catalogue()))
     file = log.files[0]
-    if file.compressed or file.problem:
+    if data.startswith(GZIP) or file.problem:
         return
     assert file.bytes == len(data)
     if encoding_of(data):
