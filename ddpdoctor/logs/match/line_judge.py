@@ -403,7 +403,7 @@ class LineJudge:
             labelled = self._labelled_back(piece.rstrip(b"\r").rpartition(b"\r")[2], self.style, self._prefix)
             if labelled.rank is None or labelled.rank == line.rank:
                 one = self.line(labelled, spot.number - back)
-                if (one.rank, one.local_rank, one.host) == (line.rank, line.local_rank, line.host) and one.text.strip():
+                if one.stream == line.stream and one.text.strip():
                     yield one
 
     def _stream(self, labelled: Labelled) -> LogStream:

@@ -5,26 +5,17 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from ddpdoctor.base.log_signs import LogSign
+from ddpdoctor.base.tables import read_table
 from ddpdoctor.facts.log import LogLine
+from ddpdoctor.logs import parse
 from ddpdoctor.logs.match.gathering import GatheredLog
 from ddpdoctor.logs.parse.labels import process_of
 
 LAUNCHERS: Final = {
-    "torch/distributed/run.py": "torchrun",
-    "torch/distributed/elastic/": "torchrun",
-    "torch.distributed.elastic.": "torchrun",
-    "torch.distributed.run": "torchrun",
-    "srun: ": "srun",
-    "slurmstepd: ": "srun",
-    "mpirun ": "mpirun",
-    "prterun ": "mpirun",
-    "[launch.py:": "deepspeed",
-    "[runner.py:": "deepspeed",
-    "accelerate.commands.launch": "accelerate",
-    "accelerate/commands/launch.py": "accelerate",
-    "torch/multiprocessing/spawn.py": "mp.spawn",
-    "lightning/pytorch/trainer": "lightning",
-    "pytorch_lightning/trainer": "lightning",
+    sign.text: launcher
+    for launcher, signs in read_table(parse.__name__, "launchers.json", dict[str, tuple[LogSign, ...]]).items()
+    for sign in signs
 }
 """Texts that only these launchers write, or that stand in their tracebacks."""
 _SIZES: Final = (

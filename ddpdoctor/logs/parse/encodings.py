@@ -57,6 +57,7 @@ class _Docker(msgspec.Struct):
 
 
 _DOCKER: Final = msgspec.json.Decoder(_Docker)
+_OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
 
 
 def encoding_of(sample: bytes) -> str:
@@ -165,10 +166,8 @@ def _lines_of(line: bytes) -> list[str] | None:
             if "\n" not in docker.log[:-1]:
                 return [f"{docker.time} {docker.log.removesuffix(chr(10))}"]
     try:
-        said = msgspec.json.decode(line)
+        said = _OBJECT.decode(line)
     except (msgspec.DecodeError, RecursionError):
-        return None
-    if not isinstance(said, dict):
         return None
     if isinstance(fields := said.get(_OF_FIELDS), dict):
         said |= fields
