@@ -51,7 +51,8 @@ class HostVerdict(Enum):
 
 
 class HostCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """A suspicion held against the facts of a host. words: a sentence for the reader. found: what the check itself found there."""
+    """A suspicion held against the facts of a host. words: a sentence for the reader. found: of one that is confirmed, what the check itself
+    found there."""
 
     standing: HostVerdict
     words: str
@@ -223,7 +224,7 @@ def _composed(suspect: Suspect, check: Check, log: Log, held: HostCheck | None) 
     """Make the finding of a check that judges hosts from its page and the log's lines."""
     seen = suspect.sightings
     evidence, rank = (*lines(log, seen), *named(log, seen)), said_by(seen)
-    if held and held.standing is HostVerdict.CONFIRMED and held.found:
+    if held and held.found:
         return msgspec.structs.replace(held.found, evidence=(*evidence, *held.found.evidence), rank=rank)
     own = particulars(check, seen, log)
     title = own.summary or check.title.removesuffix(".")
@@ -266,11 +267,12 @@ def collect_deciding(log: Log, catalogue: Catalogue, python: str | None = None) 
     """
     from ddpdoctor.probes.session import collect_facts, start_probes
 
-    suspected = _with_checks(verdict_of(log, catalogue).suspects, catalogue)
-    groups = set().union(*(check.groups for _, check in suspected if not by_log_alone(check)))
+    suspects = verdict_of(log, catalogue).suspects
+    checks = [check for _, check in _with_checks(suspects, catalogue)]
+    groups = set().union(*(check.groups for check in checks if not by_log_alone(check)))
     if not groups:
         return None
-    quick, settings = not {"torch", "libraries"} & groups, settings_of(log, os.environ, catalogue)
+    quick, settings = not {"torch", "libraries"} & groups, settings_of(suspects, os.environ, catalogue)
     return collect_facts(start_probes(python, quick=quick, settings=settings), groups | {"machine", "container"})
 
 
@@ -285,9 +287,9 @@ def _held(
     result = _judged(check, facts)
     ahead = float(time.localtime().tm_gmtoff)
     fitting = of_this_log(facts, log, suspect.sightings, ahead=ahead, watched=watched)
-    of_log = _found(result if fitting == facts else _judged(check, fitting))
+    of_log = _found(_judged(check, fitting))
     standing, words = _standing(suspect, result, of_log, _hosts(suspect, verdict, log), log, facts)
-    return HostCheck(standing=standing, words=words, found=of_log or _found(result))
+    return HostCheck(standing=standing, words=words, found=of_log if standing is HostVerdict.CONFIRMED else None)
 
 
 def _found(result: Result) -> Finding | None:

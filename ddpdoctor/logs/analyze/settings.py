@@ -10,11 +10,11 @@ from ddpdoctor.base.text import listed
 from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.environment import Setting
-from ddpdoctor.facts.log import Log, SignMatch
+from ddpdoctor.facts.log import SignMatch
 from ddpdoctor.facts.network import Network, Resolution
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.knowledge import launchers
-from ddpdoctor.logs.analyze.verdict import verdict_of
+from ddpdoctor.logs.analyze.suspects import Suspect
 
 ADDRESS, PORT = launchers.MASTER_ADDRESS[0], launchers.MASTER_PORT[0]
 MEETING = (*launchers.MASTER_ADDRESS, *launchers.MASTER_PORT, launchers.ENDPOINT, launchers.BACKEND)
@@ -34,10 +34,10 @@ def settings_said(seen: Iterable[SignMatch], catalogue: Catalogue) -> dict[str, 
     return {name: value for name, value in named.items() if value}
 
 
-def settings_of(log: Log, environ: Mapping[str, str], catalogue: Catalogue) -> dict[str, str]:
+def settings_of(suspects: Iterable[Suspect], environ: Mapping[str, str], catalogue: Catalogue) -> dict[str, str]:
     """Return the settings with which a host is looked at: what the suspicions that hang on the network name. "" is a
     setting to be left out: a log that names a meeting place names all of it."""
-    for suspect in verdict_of(log, catalogue).suspects:
+    for suspect in suspects:
         check = catalogue.get(suspect.slug)
         if check and "network" in check.groups and (said := settings_said(suspect.sightings, catalogue)):
             return {} if _is_said(said, environ) else {**dict.fromkeys(_left_out(said), ""), **said}

@@ -22,6 +22,7 @@ from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.logs.analyze.deciding_commands import deciding, endpoint
 from ddpdoctor.logs.analyze.kernel_kills import of_this_log
 from ddpdoctor.logs.analyze.settings import MEETING, settings_of
+from ddpdoctor.logs.analyze.verdict import verdict_of
 from ddpdoctor.logs.diagnosis import HostVerdict, judge_log, other_than_named
 from ddpdoctor.logs.parse.timestamps import NO_YEAR
 from tests.log_corpus import LOGS
@@ -191,29 +192,31 @@ NO_OTHER = dict.fromkeys(MEETING, "")
 """A log that names a meeting place names all of it."""
 
 
+def looked_at_with(found: Log, environ: dict[str, str]) -> dict[str, str]:
+    return settings_of(verdict_of(found, catalogue()).suspects, environ, catalogue())
+
+
 def test_the_port_that_the_log_names_is_looked_at_and_not_the_shells() -> None:
     taken = read(f"{PORT_TAKEN}, message: address already in use\n")
-    assert settings_of(taken, {}, catalogue()) == NO_OTHER | {"MASTER_PORT": "29655"}
-    assert settings_of(taken, {"MASTER_ADDR": "10.9.8.7", "MASTER_PORT": "1234"}, catalogue()) == settings_of(
-        taken, {}, catalogue()
-    )
-    assert settings_of(taken, {"PET_RDZV_ENDPOINT": "node0:29400"}, catalogue()) == settings_of(taken, {}, catalogue())
-    assert settings_of(taken, {"MASTER_ADDR": "node0", "MASTER_PORT": "29655"}, catalogue()) == {}, (
+    assert looked_at_with(taken, {}) == NO_OTHER | {"MASTER_PORT": "29655"}
+    assert looked_at_with(taken, {"MASTER_ADDR": "10.9.8.7", "MASTER_PORT": "1234"}) == looked_at_with(taken, {})
+    assert looked_at_with(taken, {"PET_RDZV_ENDPOINT": "node0:29400"}) == looked_at_with(taken, {})
+    assert looked_at_with(taken, {"MASTER_ADDR": "node0", "MASTER_PORT": "29655"}) == {}, (
         "the shell says the same, and more"
     )
-    assert settings_of(taken, {"PET_RDZV_ENDPOINT": "node0:29655"}, catalogue()) == {}
-    assert settings_of(shm_log(), {}, catalogue()) == {}
+    assert looked_at_with(taken, {"PET_RDZV_ENDPOINT": "node0:29655"}) == {}
+    assert looked_at_with(shm_log(), {}) == {}
     (opinion,) = judge_log(taken, catalogue()).opinions
     assert opinion.finding.fixes[0].commands == ("MASTER_PORT=29655 ddpdoctor check --select port-in-use",)
     met = "[c10d] The client socket has timed out after 6000ms while trying to connect to (node0, 29783)."
-    assert settings_of(read(f"{met}\n"), {"MASTER_PORT": "29783"}, catalogue()) == NO_OTHER | {
+    assert looked_at_with(read(f"{met}\n"), {"MASTER_PORT": "29783"}) == NO_OTHER | {
         "MASTER_ADDR": "node0",
         "MASTER_PORT": "29783",
     }
     older = "The server socket has failed to bind to [::]:29655 (errno: 98 - Address already in use)."
-    assert settings_of(read(f"RuntimeError: {older}\n"), {}, catalogue()) == NO_OTHER | {"MASTER_PORT": "29655"}
+    assert looked_at_with(read(f"RuntimeError: {older}\n"), {}) == NO_OTHER | {"MASTER_PORT": "29655"}
     gloo = "RuntimeError: [enforce fail at /gloo/transport/tcp/device.cc:84] ifa != nullptr. Unable to find address for: eth7"
-    assert settings_of(read(f"{gloo}\n"), {"GLOO_SOCKET_IFNAME": "eth0"}, catalogue()) == {"GLOO_SOCKET_IFNAME": "eth7"}
+    assert looked_at_with(read(f"{gloo}\n"), {"GLOO_SOCKET_IFNAME": "eth0"}) == {"GLOO_SOCKET_IFNAME": "eth7"}
 
 
 def host_with_port(port: int, *, taken: bool, environ: dict[str, str]) -> Snapshot:
