@@ -330,7 +330,9 @@ class LineJudge:
         return False
 
     def _is_beside(self, line: LogLine, other: LogLine, sign: VocabularySign) -> bool:
-        return line.number - other.number <= (sign.sign.within or self._near)
+        # Among so many lines of the file a stream has about `NEAR` of its own.
+        near = NEAR * max(1, min(len(self._streams), 64))
+        return line.number - other.number <= (sign.sign.within or near)
 
     def _settle(self, stream: LogStream, near: str, line: LogLine) -> None:
         """Let sightings count that waited for that text."""
@@ -377,11 +379,6 @@ class LineJudge:
         # Only an indented line can be the code of a frame above it, and only a hash another line's.
         previous = next(self._back(spot, line), None) if _BEHIND_ANOTHER.match(line.text) else None
         return mentioned(line.text, literal, previous.text if previous else "")
-
-    @property
-    def _near(self) -> int:
-        """Count the lines of the file among which a stream has about `NEAR` of its own."""
-        return NEAR * max(1, min(len(self._streams), 64))
 
     def _timed(self, spot: Spot, stream: LogStream, line: LogLine) -> LogLine:
         """Give the line a time: its own, that of a line before it, or the stream's last."""

@@ -73,10 +73,7 @@ def encoding_of(sample: bytes) -> str:
 
 def decoded(pieces: Iterator[bytes], encoding: str) -> Iterator[bytes]:
     """Recode the text in UTF-8."""
-    decoder = codecs.getincrementaldecoder(encoding)("replace")
-    for piece in pieces:
-        yield decoder.decode(piece).encode("utf-8", "replace")
-    yield decoder.decode(b"", final=True).encode("utf-8", "replace")
+    return (text.encode("utf-8", "replace") for text in codecs.iterdecode(pieces, encoding, "replace"))
 
 
 def without_holes(pieces: Iterator[bytes]) -> Iterator[bytes]:

@@ -115,8 +115,8 @@ class ExitTable:
             return done
         if "(first observed failure)" in text:
             self._first = True
-        elif "traceback" in self._fields and text.strip():
-            self._note(text)
+        elif "traceback" in self._fields and _EXCEPTION.match(text):
+            self._last_words = text.strip()[:500]
         elif "msg" in self._fields and not self._last_words and (found := _MESSAGE.match(text)):
             self._last_words = found["said"][:500]
         if self._lines > _MAX_LINES:
@@ -129,11 +129,6 @@ class ExitTable:
         if self._mpi:
             return self._of_mpirun(self._line)
         return self._entry(is_cut=self._first and not self._told)
-
-    def _note(self, text: str) -> None:
-        """Note what an entry says: of a traceback in the table the line with the exception."""
-        if _EXCEPTION.match(text):
-            self._last_words = text.strip()[:500]
 
     def _mpi_code(self, line: LogLine) -> ProcessExit | None:
         found = _MPI_CODE.match(line.text)
