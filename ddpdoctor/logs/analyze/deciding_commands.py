@@ -41,8 +41,6 @@ def deciding(check: Check, seen: Iterable[SignMatch], log: Log, *, sure: bool = 
     begin = "To see whether it is still so" if sure else "To decide it"
     on = next((match.line.host for match in seen if match.line.host), "")
     there = f" on {host_named(on)}" if on else " on the host of that rank" if log.world_size != 1 else ""
-    if check.family == "smoke" and "hang" not in check.groups:
-        return Fix(f"{begin}, let a small training run{there}", ("ddpdoctor smoke",))
     # What a host's own processes decide, it decides alone.
     if check.groups & {"meeting", "fleet"} and "processes" not in check.groups:
         return _on_all_nodes(begin, [match.line.text for match in seen] + [error.text for error in log.errors], log)
