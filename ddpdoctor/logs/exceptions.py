@@ -84,7 +84,7 @@ _OF_AN_ARGUMENT: Final = compile_lazily(
 """What torch.distributed says of a tensor or a device that the script handed it."""
 _OF_LIBRARIES: Final = compile_lazily(
     r"^(?:CUDA |cuda runtime error \(|NCCL [eE]rror|cuDNN error|CUBLAS_|nccl[A-Z]\w+:|\[enforce fail|\[\S*gloo/|.*INTERNAL ASSERT FAILED"
-    r"|.*version [`'][^']+' not found \(required by |Could not load (?:the )?(?:lib\w|\S{1,200}\.so\b)|Failed to find C compiler|.*No working C\+\+ compiler found|numpy\.dtype size changed|numpy\.core\.multiarray failed"
+    r"|.*version [`'][^']+' not found \(required by |Could not load (?:the )?(?:lib\w|\S{1,200}\.so\b)|numpy\.dtype size changed|numpy\.core\.multiarray failed"
     r"|oneCCL: |\S+ backend failed\b|Native API failed\b|(?:\[Rank:\d+\] )?FATAL ERROR :: MODULE:|synStatus=|Graph compile failed\b"
     r"|Collective call returned error|Bad StatusOr access: |(?:RESOURCE_EXHAUSTED|INTERNAL|UNAVAILABLE|ABORTED|DEADLINE_EXCEEDED): "
     r"|\((?:Fatal|PreconditionNotMet|Unavailable|ResourceExhausted|External|Unimplemented|ExecutionTimeout)\) "
