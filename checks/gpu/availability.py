@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Owner
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.text import human, listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known, known_or
 from ddpdoctor.checks.gpu.sharing import whole_gpus_for_ranks
+from ddpdoctor.engine.log_traits import LogTraits, Particulars
 from ddpdoctor.engine.registry import Subject, check, leave_untested, requires
 from ddpdoctor.facts.environment import value_of
 from ddpdoctor.facts.gpus import Gpu, Gpus
+from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Environment, Machine, Processes, Smoke, Torch
 from ddpdoctor.facts.visible import VisibleGpu, selector, visible_gpus
@@ -21,13 +25,41 @@ from ddpdoctor.knowledge.nvidia import called, nvidia_gpus
 from ddpdoctor.knowledge.privileges import by_root
 from ddpdoctor.processes.gpu_holders import is_all_owned
 
+ORDINAL: Final = "invalid device ordinal"
+
 
 def _whole(visible: tuple[VisibleGpu, ...]) -> tuple[Gpu, ...]:
     """Those that are visible as whole GPUs, not as MIG slices."""
     return tuple(shown.gpu for shown in visible if shown.slice is None and shown.gpu.mig_enabled is not True)
 
 
-@check("nproc-exceeds-gpus", severity=FAIL, owner=Owner.USER)
+_NUMBER: Final = compile_lazily(r"cuda:(\d+)|set_device\((\d+)\)|device(?:_ids?)?\s*=\s*\[?(\d+)")
+
+
+def _which_number(seen: Sequence[SignMatch], log: Log) -> Particulars:
+    """Where no ranks are told of, the number of a GPU in the script, or in its options, is too high, and not the number of ranks."""
+    if (
+        log.launcher
+        or len(log.ranks) > 1
+        or (log.world_size or 1) > 1
+        or not any(ORDINAL in match.sign for match in seen)
+    ):
+        return Particulars()
+    codes = [frame.code for raised in log.raised for frame in raised.frames]
+    named = next((found for found in map(_NUMBER.search, codes) if found), None)
+    which = f" ({named[0]})" if named else ""
+    return Particulars(
+        summary=f"A GPU is asked for by a number{which} that this process doesn't see",
+        cause="CUDA numbers the GPUs that CUDA_VISIBLE_DEVICES shows from 0 on, whatever their numbers on the host are. The number stands in the script, "
+        "in its options or in its settings, and was made for a host with more GPUs; or several ranks were started, more than there are GPUs.",
+        fixes=(
+            Fix("See how many GPUs it sees, in the same shell", ("echo $CUDA_VISIBLE_DEVICES; nvidia-smi -L",)),
+            Fix("Take a number that is there: cuda:0 for a single process, cuda:LOCAL_RANK for each rank of several"),
+        ),
+    )
+
+
+@check("nproc-exceeds-gpus", severity=FAIL, owner=Owner.USER, log=LogTraits(particulars=_which_number))
 def nproc_exceeds_gpus(
     gpus: Gpus, plan: Plan, environment: Maybe[Environment], torch: Maybe[Torch], smoke: Maybe[Smoke]
 ) -> Iterator[Finding]:

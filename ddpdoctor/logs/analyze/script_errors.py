@@ -104,6 +104,36 @@ _MEANINGS: Final = (
         "that need no gradient.",
         (Fix("See which parameters are trained, and whether the loss has a grad_fn", _SHOW_GRADIENTS),),
     ),
+    # torch/csrc/autograd/saved_variable.cpp
+    Meaning(
+        "one of the variables needed for gradient computation has been modified by an inplace operation",
+        "A tensor that backward() still needs was changed in place after the forward pass: by an operation such as x += y, relu_(), ReLU(inplace=True) or "
+        "x[...] = y, by an optimizer's step between forward and backward, or, with DDP, by a second forward pass, which broadcasts buffers anew.",
+        (
+            Fix("Let torch show the line of the forward pass whose result was changed", ("torch.autograd.set_detect_anomaly(True)   # in the script",)),
+            Fix("Write that operation out of place (x = x + y, x.clone()); under DDP with two forward passes broadcast_buffers=False may do"),
+        ),
+    ),
+    # torch/csrc/autograd/engine.cpp, saved_variable.cpp
+    Meaning(
+        "Trying to backward through the graph a second time",
+        "The loss of this step still hangs on a graph that an earlier backward() has used up and freed: a hidden state, a loss that was added up, or "
+        "an output that was kept from the step before, without .detach().",
+        (Fix("Detach what is kept from one step to the next; retain_graph=True only where one graph is meant to serve several losses"),),
+    ),
+    # torch/utils/data/_utils/collate.py
+    Meaning(
+        "stack expects each tensor to be equal size",
+        "The DataLoader stacks the samples of a batch, and they are of different sizes.",
+        (Fix("Crop, resize or pad all samples to one size in the data set, or give the DataLoader a collate_fn that does; batch_size=1 shows that it is this"),),
+    ),
+    # aten/src/ATen/native/LinearAlgebra.cpp
+    Meaning(
+        "mat1 and mat2 shapes cannot be multiplied",
+        "A linear layer, or a product of matrices, gets another number of features than it was made for: in (a x b and c x d) b comes from the data or the "
+        "layer before, and c is what the layer takes.",
+        (Fix("See the shape before that layer, and set its in_features to the last number of it", ("print(x.shape)   # in the script, before that line",)),),
+    ),
     # torch/amp/grad_scaler.py: the scaler takes gradients of float32, which autocast gives where the parameters are of float32.
     Meaning(
         "Attempting to unscale FP16 gradients",
@@ -447,6 +477,8 @@ _CLIENTS: Final = compile_lazily(
     r"(?:^|/)(?:urllib/request\.py|http/client\.py|ftplib\.py|(?:urllib3|requests|httpx|httpcore|aiohttp|huggingface_hub|botocore|gcsfs|s3fs)/.{0,300}\.py)$"
 )
 """What fetches: not torch's store, nor sockets of the script's own."""
+_OF_CLIENTS: Final = compile_lazily(r"(?:urllib3?|requests|httpx|httpcore|aiohttp|huggingface_hub|botocore)\.")
+"""Their exceptions."""
 _UNREACHED: Final = compile_lazily(
     r"Connection (?:refused|reset by peer|timed out|aborted)|[Nn]ame or service not known|[Nn]ame resolution|nodename nor servname"
     r"|No address associated with hostname|Network is unreachable|No route to host|[Tt]imed out|Max retries exceeded|[Cc]an(?:no|')t connect"
@@ -468,4 +500,6 @@ SERVER_UNREACHED_FIXES: Final = (
 def server_unreached(raised: LoggedException) -> bool:
     """Whether the exception says that a server of the script's can't be reached."""
     by_client = any(_CLIENTS.search(frame.path.replace("\\", "/")) for frame in raised.frames)
-    return by_client and bool(_UNREACHED.search(f"{raised.exception}: {raised.message}"))
+    return (by_client or bool(_OF_CLIENTS.match(raised.exception))) and bool(
+        _UNREACHED.search(f"{raised.exception}: {raised.message}")
+    )

@@ -144,6 +144,7 @@ class GatheredLog:
         known = self._sightings.get((sign.number, False, self._whose(line)))
         if known:
             known.times += 1
+            self._run_ends.said(line)
         return known
 
     def sighting(self, seen: SeenSign) -> bool:
@@ -157,6 +158,7 @@ class GatheredLog:
         else:
             self._of_a_sign[number] += 1
             self._sightings[key] = seen
+            self._run_ends.said(seen.line)
             return True
         return False
 

@@ -27,18 +27,23 @@ _AT_ONCE: Final = re.compile(
     r"|\S.{0,300}: \w*Warning: )"
 )
 """Loggers, progress bars, warnings, which write at once: what Python holds back of a file's output may still follow when its process has ended."""
+_REFUSED: Final = re.compile(
+    r"[^:]{1,100}: error: (?:the following arguments|unrecognized arguments|argument |ambiguous option)"
+)
+"""Argparse's last words."""
 _JOB: Final = re.compile(r"\*\*\* (?:STEP|JOB) (\d+)[^*]* CANCELLED AT ")
 
 
 class RunEnd(NamedTuple):
     """The lines at which an end began, and was over. alone: it ends the run only if that is of one process. job: Slurm's number of what is over.
-    sure: nobody may have caught it. time: of the end, or of the line before it."""
+    sure: nobody may have caught it. silent: nothing of the run's follows. time: of the end, or of the line before it."""
 
     began: int
     over: int
     alone: bool = True
     job: str = ""
     sure: bool = True
+    silent: bool = False
     time: float | None = None
 
 
@@ -66,9 +71,14 @@ class RunEnds:
         """Take note of the end of a process."""
         number = exited.line.number
         if (job := _JOB.search(exited.line.text)) and not may_start_again(exited):
-            self._add(RunEnd(number, number, alone=False, job=job[1]))
+            self._add(RunEnd(number, number, alone=False, job=job[1], silent=True))
         elif exited.said_by == SHELL and exited.exit_code:
-            self._add(RunEnd(number, number))
+            self._add(RunEnd(number, number, silent=True))
+
+    def said(self, line: LogLine) -> None:
+        """Take note of a line in which a sign was found."""
+        if _REFUSED.match(line.text):
+            self._add(RunEnd(line.number, line.number, silent=True))
 
     def _add(self, end: RunEnd) -> None:
         if len(self._ends) < MAX_ENDS:
@@ -94,7 +104,7 @@ class RunEnds:
             if begun := self._begins_behind(end, later):
                 yield begun.number - 1
             elif later is None:
-                if _goes_on(end.over, file, latest, trains):
+                if _goes_on(end, file, latest, trains):
                     yield end.over + LINES_OF_ANOTHER_RUN
             elif later.began - end.over > LINES_OF_ANOTHER_RUN and not (end.job and end.job == later.job):
                 yield end.over + LINES_OF_ANOTHER_RUN
@@ -115,10 +125,10 @@ class RunEnds:
         return next((line for line in behind if line.time is not None and line.time > time), None)
 
 
-def _goes_on(over: int, file: LogFile, latest: Sequence[LogLine], trains: LogLine | None) -> bool:
+def _goes_on(end: RunEnd, file: LogFile, latest: Sequence[LogLine], trains: LogLine | None) -> bool:
     """Whether another run follows the last end."""
-    held_back = (file.lines - over) * file.bytes / file.lines <= MOST_HELD_BACK
-    if trains and trains.number > over and not held_back:
+    held_back = (file.lines - end.over) * file.bytes / file.lines <= MOST_HELD_BACK
+    if not held_back and (end.silent or (trains and trains.number > end.over)):
         return True
-    behind = {line.text for line in latest if line.number > over and _AT_ONCE.match(line.text)}
+    behind = {line.text for line in latest if line.number > end.over and _AT_ONCE.match(line.text)}
     return len(behind) >= LINES_OF_WORK

@@ -149,3 +149,10 @@ def test_first_lines_that_python_has_held_back_are_of_the_same_run() -> None:
 def test_first_lines_that_come_all_the_time_begin_nothing() -> None:
     epochs = "".join(clocked(10 + number // 60, "") for number in range(1200))
     assert judged(f"{epochs}{RAISED.format('a')}" + clocked(40, "picture 1 written\n")) == ("'a'", [])
+
+
+def test_who_refuses_its_arguments_has_done_nothing() -> None:
+    refused = "usage: train.py [-h] [--lr LR]\ntrain.py: error: unrecognized arguments: --lr2 0.1\n"
+    verdict = verdict_of(read(refused + BARS), catalogue())
+    assert (verdict.lead, verdict.ended_well, len(verdict.elsewhere)) == (None, True, 1)
+    assert verdict_of(read(refused + "retrying\n"), catalogue()).lead is not None
