@@ -337,9 +337,8 @@ class LineJudge:
     def _settle(self, stream: LogStream, near: str, line: LogLine) -> None:
         """Let sightings count that waited for that text."""
         for waiting in stream.pending.pop(near, ()):
-            if self._is_beside(line, waiting.line, waiting.sign) and not self._gathered.again(
-                waiting.sign, waiting.line
-            ):
+            is_beside = self._is_beside(line, waiting.line, waiting.sign)
+            if is_beside and not self._gathered.again(waiting.sign, waiting.line):
                 waiting.beside = line
                 self._gathered.sighting(waiting)
 

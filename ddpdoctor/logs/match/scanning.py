@@ -161,11 +161,7 @@ class FileScan:
         for _, piece in sampled:
             self._styles.add(piece[:MAX_LABEL_BYTES].decode("utf-8", "replace"))
         style = self._styles.style()
-        if (
-            style.numbers
-            and not style.tasks
-            and any(text.find(text_of_torchrun, start) >= 0 for text_of_torchrun in OF_TORCHRUN)
-        ):
+        if style.numbers and not style.tasks and any(text.find(words, start) >= 0 for words in OF_TORCHRUN):
             self._styles.are_tasks = True
             style = self._styles.style()
         if style != self._judge.style:
@@ -296,11 +292,9 @@ class FileScan:
         return max(at, behind - LAST_HITS)
 
     def _head_of(self, text: bytes, start: int, end: int) -> Labelled:
-        return (
-            self._head
-            if self._goes_on(start)
-            else self._judge.labelled(text[start : min(start + MAX_LABEL_BYTES, end)])
-        )
+        if self._goes_on(start):
+            return self._head
+        return self._judge.labelled(text[start : min(start + MAX_LABEL_BYTES, end)])
 
     def _piece(self, text: bytes, start: int, end: int, head: Labelled | None, key: bytes, hits: list[Hit]) -> None:
         places = dict.fromkeys(hit[0] for hit in hits)

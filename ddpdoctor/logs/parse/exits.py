@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from ddpdoctor.base.grouping import grouped
 from ddpdoctor.base.log_signs import LogSign
 from ddpdoctor.base.tables import read_table
 from ddpdoctor.facts.log import LogLine, ProcessExit
@@ -57,9 +58,7 @@ _FORMS: Final = tuple(
     for said_by, signs in read_table(__name__, "exits.json", dict[str, tuple[LogSign, ...]]).items()
     for sign in signs
 )
-_BY_LITERAL: Final = {
-    literal: tuple(form for form in _FORMS if form.literal == literal) for literal in {form.literal for form in _FORMS}
-}
+_BY_LITERAL: Final = grouped(_FORMS, lambda form: form.literal)
 _FATAL: Final = re.compile(
     r"(?<![A-Za-z])(?:(?:[Ee]xit(?:ed|s|ing)?|terminated|finished|failed)(?: with)?[ _-]?(?:code|status)|[Rr]eturn[ _-]?code)"
     r"['\"]?(?: is| was| of)?[ :=(]{0,12}" + _FATAL_CODE
