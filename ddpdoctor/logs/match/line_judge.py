@@ -361,9 +361,8 @@ class LineJudge:
 
     def _is_uncaught(self, spot: Spot, line: LogLine) -> bool:
         """Whether nobody has caught an exception without its traceback: torch's own hook, or its process's end, shows it."""
-        is_uncaught = bool(NAMED.match(line.text)) and any(
-            end.match(spot.text, spot.start) for end in (_OF_HOOK, _LEAVES)
-        )
+        is_shown = _OF_HOOK.match(spot.text, spot.start) or _LEAVES.match(spot.text, spot.start)
+        is_uncaught = is_shown is not None and NAMED.match(line.text) is not None
         self._bare[line.rank] += is_uncaught
         return is_uncaught and self._bare[line.rank] <= MAX_ERRORS_OF_A_RANK
 

@@ -109,7 +109,7 @@ _LABELS: Final = (
     _Label("[", _PLACE.pattern, style="places", unless=("rank",)),
     _Label("[", _BRACKET.pattern, "mpirun", style="brackets", unless=("rank", "task")),
     # What a program puts before the lines of the processes whose output it shows, and who quotes one in Markdown; a bar alone is an exception group's.
-    _Label(" \t|s`", r"[ \t]*\| (?=\[rank\d|\[[A-Za-z]\w{0,40}\d\]:|[IWEF]\d{4} )|(?:stderr|stdout)(?:: | [FP] )|`+(?=\[rank\d)"),
+    _Label(" \t|s`", r"[ \t]{0,99}\| (?=\[rank\d|\[[A-Za-z]\w{0,40}\d\]:|[IWEF]\d{4} )|(?:stderr|stdout)(?:: | [FP] )|`{1,9}(?=\[rank\d)"),
     _Label("", _NUMBER.pattern, "srun", style="numbers", unless=("rank", "task")),
     _Label("", _SERVICE.pattern, style="services", unless=("host", "process")),
     # Behind it stands torch's own label: no text begins so.
