@@ -20,8 +20,10 @@ ABORT: Final = 6
 CRASHES: Final = (4, 7, 8, ABORT, 11)
 """Signals by which a process ends through its own doing."""
 KILL: Final = 9
+TELLS_OF_EVERY_END: Final = "torchrun"
+"""A launcher that never keeps a rank's failure to itself."""
 SECONDS_TO_KILL: Final = 30
-"""torchrun gives its processes that long to end by SIGTERM."""
+"""It gives its processes that long to end by SIGTERM."""
 _STOPPED: Final = "DUE TO "
 """The reason of Slurm's that ends a job from outside."""
 ENDED_BY: Final = "ended_by"
@@ -75,7 +77,7 @@ def _told_by_its_launcher(exited: ProcessExit, others: Iterable[ProcessExit]) ->
         other.time
         for other in others
         if other.first
-        and other.said_by == exited.said_by == "torchrun"
+        and other.said_by == exited.said_by == TELLS_OF_EVERY_END
         and other.host == exited.host
         and other.time is not None
     ]

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from ddpdoctor.base.grouping import grouped
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.log_signs import SignRole
 from ddpdoctor.engine.registry import Catalogue
@@ -30,7 +31,7 @@ from ddpdoctor.logs.exceptions import (
     says_nothing,
     tells_of_another,
 )
-from ddpdoctor.logs.launch_failures import TERMINATIONS, attempt_of_file
+from ddpdoctor.logs.launch_failures import TERMINATIONS
 from ddpdoctor.logs.parse.labels import process_of
 
 SHORTENED: Final = "HYDRA_FULL_ERROR"
@@ -58,12 +59,9 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """One failure of one rank. raised: the first of its chain. signs: of illnesses, within it. effects: signs within it which say that another
     rank fell. over: the last line of its chain. explained: of a process that ended, whether something else in the log says why."""
 
-    kind: FailureKind
     line: LogLine
     began: LogLine
     over: LogLine
-    attempt: int = 0
-    """Of a launcher that starts the ranks again; from the file's name."""
     raised: LoggedException | None = None
     exited: ProcessExit | None = None
     explained: bool = False
@@ -73,6 +71,10 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """Its signs say nothing but that the run was to end."""
     is_only_mistaken: bool = False
     """They say nothing but that the script has a mistake."""
+
+    @property
+    def kind(self) -> FailureKind:
+        return FailureKind.RAISED if self.raised else FailureKind.ENDED if self.exited else FailureKind.SAID
 
     @property
     def rank(self) -> int | None:
@@ -143,9 +145,7 @@ def failures_of(log: Log, catalogue: Catalogue) -> list[Failure]:
     chains = list(_chains(exception for exception in log.raised if exception not in again))
     raised: list[Failure] = []
     taken: set[int] = set()
-    of_stream: dict[object, list[SignMatch]] = {}
-    for match in real:
-        of_stream.setdefault(match.line.stream, []).append(match)
+    of_stream = grouped(real, lambda match: match.line.stream)
     for chain, until in chains:
         within = [
             match
@@ -159,14 +159,13 @@ def failures_of(log: Log, catalogue: Catalogue) -> list[Failure]:
         if not any(map(is_cut, chain)):
             # What the exception says decides, and not that hydra has shortened its traceback.
             within = [match for match in within if SHORTENED not in match.sign]
-        one = _failure(log, catalogue, FailureKind.RAISED, chain[0].began, within, raised=_root(chain))
+        one = _failure(catalogue, chain[0].began, within, raised=_root(chain))
         raised.append(msgspec.structs.replace(one, over=_last_line(chain[-1])))
     hints = [match for match in real if SHORTENED in match.sign and id(match) not in taken]
     for hint in hints:
         if (place := _before(hint, raised)) is not None:
             raised[place] = msgspec.structs.replace(raised[place], over=hint.line)
             taken.add(id(hint))
-    said: list[Failure] = []
     ended: list[Failure] = []
     exits = endings(log)
     lost = any(match.role is SignRole.EFFECT for match in real)
@@ -179,10 +178,11 @@ def failures_of(log: Log, catalogue: Catalogue) -> list[Failure]:
         ]
         taken.update(map(id, within))
         within = with_early_end(with_signal(within, exited, exits, catalogue, lost=lost), exited, log, catalogue)
-        ended.append(_failure(log, catalogue, FailureKind.ENDED, exited.line, within, exited=exited))
+        ended.append(_failure(catalogue, exited.line, within, exited=exited))
+    alone = (match for match in real if id(match) not in taken)
     said = [
-        _failure(log, catalogue, FailureKind.SAID, matches[0].line, matches)
-        for matches in _by_line(real, taken)
+        _failure(catalogue, matches[0].line, matches)
+        for matches in grouped(alone, lambda match: (match.line.file, match.line.number)).values()
         if not all(_was_skipped(match, log) for match in matches)
     ]
     own = [failure for failure in raised if not failure.raises(is_of_launcher)]
@@ -202,33 +202,20 @@ def _was_skipped(seen: SignMatch, log: Log) -> bool:
     return last is not None and last.order > seen.line.order and seen.sign not in last.text
 
 
-def _by_line(real: Iterable[SignMatch], taken: set[int]) -> Iterable[list[SignMatch]]:
-    lines: dict[tuple[int, int], list[SignMatch]] = {}
-    for match in real:
-        if id(match) not in taken:
-            lines.setdefault((match.line.file, match.line.number), []).append(match)
-    return lines.values()
-
-
 def _failure(
-    log: Log,
     catalogue: Catalogue,
-    kind: FailureKind,
     began: LogLine,
     within: Sequence[SignMatch],
     raised: LoggedException | None = None,
     exited: ProcessExit | None = None,
 ) -> Failure:
     line = raised.line if raised else began
-    name = log.files[line.file].name if line.file < len(log.files) else ""
     signs = tuple(match for match in within if match.role in (SignRole.NAMES, SignRole.HINTS))
     slugs = {sign.slug for sign in signs}
     return Failure(
-        kind=kind,
         line=line,
         began=began,
         over=line,
-        attempt=attempt_of_file(name) or 0,
         raised=raised,
         exited=exited,
         signs=signs,

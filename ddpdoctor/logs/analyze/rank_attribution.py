@@ -10,7 +10,7 @@ import msgspec
 
 from ddpdoctor.facts.log import Log, LogLine, ProcessExit
 from ddpdoctor.knowledge.log_topics import LogTopic
-from ddpdoctor.logs.analyze.endings import CRASHES, KILL, only, signal_of
+from ddpdoctor.logs.analyze.endings import CRASHES, KILL, TELLS_OF_EVERY_END, only, signal_of
 from ddpdoctor.logs.analyze.failures import Failure, FailureKind, is_of_process
 from ddpdoctor.logs.analyze.illness_traits import names_speaker
 from ddpdoctor.logs.analyze.order import lead_of
@@ -24,8 +24,6 @@ OF_ITS_OWN: Final = "mp.spawn"
 MIN_CHARACTERS: Final = 20
 """Of words that are nobody else's by chance."""
 _WARNS: Final = " NCCL WARN "
-TELLS_OF_EVERY_END: Final = "torchrun"
-"""A launcher that never keeps a rank's failure to itself."""
 MAX_LINES_OF_MESSAGE: Final = 5
 """Lines behind an exception; its message may have some of its own."""
 MAX_LINES_TO_TRACEBACK: Final = 2

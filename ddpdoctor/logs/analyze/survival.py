@@ -8,9 +8,10 @@ from typing import Final
 
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.facts.log import Log, LoggedException, LogLine
+from ddpdoctor.logs.analyze.endings import TELLS_OF_EVERY_END
 from ddpdoctor.logs.analyze.failures import Failure, FailureKind
 from ddpdoctor.logs.analyze.illness_traits import is_grave
-from ddpdoctor.logs.analyze.timeline import OUTLIVED_SECONDS, Timeline
+from ddpdoctor.logs.analyze.timeline import Timeline
 from ddpdoctor.logs.exceptions import ENDS_NOTHING, INFORMS, LEVEL, LOGGED, NAMED, is_bare, may_be_caught, short_name
 from ddpdoctor.logs.launch_failures import STARTS_AGAIN, gives_up
 from ddpdoctor.logs.parse.error_words import ERROR_WORDS, speaks_of_error
@@ -46,14 +47,8 @@ _ENDS_A_RUN: Final = compile_lazily(
     r"|CRITICAL|Assertion|Exception raised from|^[A-Za-z_][\w.]*(?:Error|Exception)(?::|$)"
 )
 """Words of an error by which a process ends, or a line of its traceback."""
-UNCAUGHT: Final = "terminate called after throwing an instance of"
-"""C++ ends a process with these words."""
 GONE_ON: Final = 5.0
 """Seconds after a failure at which a run that still writes has got over it."""
-TELLS_OF_EVERY_END: Final = "torchrun"
-"""A launcher that never keeps a rank's failure to itself."""
-MAX_SAME_LINES: Final = 60
-"""Lines of a rank that show the same."""
 MAX_LINES_OF_MESSAGE: Final = 5
 """Lines behind an exception; its message may have some of its own."""
 LINES_OF_NEXT_ATTEMPT: Final = 12
@@ -90,7 +85,7 @@ def _only_announced(failure: Failure, course: Timeline) -> bool:
     ]
     if later:
         return min(later) - failure.over.number > WENT_ON
-    last, steps = course.last.get(failure.line.rank), course.log.steps
+    last, steps = _last_words(failure, course), course.log.steps
     if last is None or last.file != failure.over.file:
         return False
     went_on = steps is not None and steps.order > failure.over.order and not _FOOTER.match(steps.text)
@@ -114,7 +109,7 @@ def got_over(failure: Failure, course: Timeline) -> bool:
 
 def _merely_labelled(failure: Failure, course: Timeline) -> bool:
     """Whether it is an exception's line alone, behind a label like torch's own that the script puts before all it writes: that rank trains on."""
-    log, last = course.log, course.last.get(failure.line.rank)
+    log, last = course.log, _last_words(failure, course)
     over = failure.over
     if not failure.raises(is_bare) or failure.rank is None or last is None or log.recurs is None:
         return False
@@ -127,12 +122,8 @@ def _merely_labelled(failure: Failure, course: Timeline) -> bool:
 def survived(course: Timeline) -> tuple[LogLine, ...]:
     """Lines that speak of an error, and the run went on: what was announced so, and mere words with ordinary lines behind them."""
     words = [failure.line for failure in course.failures if got_over(failure, course)]
-    return tuple(
-        sorted(
-            [*words, *(error for error in course.log.errors if merely_said(error, course))],
-            key=lambda line: line.order,
-        )
-    )
+    errors = [error for error in course.log.errors if merely_said(error, course)]
+    return tuple(sorted([*words, *errors], key=lambda line: line.order))
 
 
 def merely_said(error: LogLine, course: Timeline) -> bool:
@@ -158,17 +149,13 @@ def ended_well(course: Timeline) -> bool:
     if failures and not log.exited and all(_trained_on(failure, course) for failure in failures):
         return True
     announced = [failure for failure in failures if got_over(failure, course)]
-    failures = [
-        failure for failure in failures if not any(failure is other or _alike(failure, other) for other in announced)
-    ]
+    failures = [failure for failure in failures if not any(_alike(failure, other) for other in announced)]
     ends = [failure for failure in failures if failure.kind is not FailureKind.SAID]
     if any(failure.is_from_outside for failure in failures) or any(process_exit.first for process_exit in log.exited):
         return False
     if any(end.raised and short_name(end.raised.exception) == "ChildFailedError" for end in ends):
         return False
     if not ends:
-        if any(UNCAUGHT in error.text for error in log.errors):
-            return False
         fell = any(failure.effects for failure in failures) or _fell(failures, course)
         fell |= any(NAMED.match(failure.line.text) and not _went_on(failure, course) for failure in failures)
         return bool(failures or announced) and not fell
@@ -179,8 +166,8 @@ def ended_well(course: Timeline) -> bool:
         return False
     by = {end.exited.said_by for end in ends if end.exited and not end.exited.told_to}
     last_of = {end.line.file: end.over for end in sorted(ends, key=lambda end: end.over.order)}
-    over = {id(end): end for end in ends if _is_behind(end, last_of[end.line.file], by, course)}
-    return all(id(end) in over or any(_alike(end, other) for other in over.values()) for end in ends)
+    over = [end for end in ends if _is_behind(end, last_of[end.line.file], by, course)]
+    return all(any(_alike(end, other) for other in over) for end in ends)
 
 
 def _trained_on(failure: Failure, course: Timeline) -> bool:
@@ -217,9 +204,9 @@ def _fell(said: Sequence[Failure], course: Timeline) -> bool:
 
 
 def _alike(one: Failure, other: Failure) -> bool:
-    """Whether two ranks raised the same in the same place."""
+    """Whether they are one, or two ranks raised the same in the same place."""
     if one.raised is None or other.raised is None:
-        return False
+        return one is other
     return (one.raised.exception, one.raised.frames) == (other.raised.exception, other.raised.frames)
 
 
@@ -230,11 +217,7 @@ def _went_on(said: Failure, course: Timeline) -> bool:
         return False
     if _MERELY_TOLD.match(said.line.text):
         return True
-    if last.time is not None and said.line.time is not None and not said.line.lent:
-        return last.time - said.line.time > GONE_ON
-    return last.file == said.line.file and last.number - said.line.number > MAX_SAME_LINES * max(
-        len(course.log.ranks), 1
-    )
+    return course.far(said.line, last, GONE_ON)
 
 
 def _is_behind(failure: Failure, over: LogLine, by: Set[str], course: Timeline) -> bool:
@@ -253,31 +236,25 @@ def _is_behind(failure: Failure, over: LogLine, by: Set[str], course: Timeline) 
         # What a process has held back of its output is lost if a signal ends it.
         of_another_run = {SHELL} if _is_alone(log) else set()
         return by <= {TELLS_OF_EVERY_END, RAY_TRAIN, ANYBODY, *of_another_run} and bool(far)
-    if failure.raised is None or _may_still_wait(failure, course):
+    last = _last_words(failure, course)
+    if failure.raised is None or last is None:
+        return False
+    # Others go on until they need a thread that an illness has ended.
+    grave = any(is_grave(course.catalogue, sign.slug, sign.sign) for sign in failure.signs)
+    timed = last.time is not None and failure.line.time is not None
+    if grave and timed and not course.far(failure.line, last):
         return False
     if _goes_on_alone(failure.raised, over, course):
         return True
-    last = _last_words(failure, course)
-    if last is None or last.order <= over.order:
+    if last.order <= over.order:
         return False
     if log.launcher == TELLS_OF_EVERY_END and not log.exited:
-        return may_be_caught(failure.raised) or _says_more(failure, over, course)
-    if not may_be_caught(failure.raised):
+        # The rank itself goes on after a mistake, and not only the others for as long as the launcher needs to end them.
+        goes_on = last.file == over.file and last.number - over.number > MAX_LINES_OF_MESSAGE
+        return may_be_caught(failure.raised) or (failure.is_ordinary and not failure.is_effect and goes_on)
+    if not may_be_caught(failure.raised) or _only_clears_up(failure, over, last):
         return False
-    if last.time is not None and failure.line.time is not None and not failure.line.lent:
-        return last.time - failure.line.time > GONE_ON and not _only_clears_up(failure, over, last)
-    return last.file == over.file and last.number - over.number > MAX_SAME_LINES * (
-        len(log.ranks) if failure.rank is not None else 1
-    )
-
-
-def _may_still_wait(failure: Failure, course: Timeline) -> bool:
-    """Whether an illness that ends a training was told in a thread only seconds before the log's end: the others go on until they need it."""
-    grave = any(is_grave(course.catalogue, sign.slug, sign.sign) for sign in failure.signs)
-    last = _last_words(failure, course)
-    if not grave or last is None or last.time is None or failure.line.time is None:
-        return False
-    return last.time - failure.line.time <= OUTLIVED_SECONDS
+    return course.far(over, last, GONE_ON)
 
 
 def _only_clears_up(failure: Failure, over: LogLine, last: LogLine) -> bool:
@@ -304,19 +281,6 @@ def _goes_on_alone(raised: LoggedException, over: LogLine, course: Timeline) -> 
 def _is_alone(log: Log) -> bool:
     """Whether it is of one process, as far as it tells."""
     return not log.launcher and len(log.ranks) < 2 and (log.world_size or 1) < 2 and len(log.files) == 1
-
-
-def _says_more(failure: Failure, over: LogLine, course: Timeline) -> bool:
-    """Whether the rank itself goes on after a mistake, and not only the others for as long as the launcher needs to end them."""
-    if failure.raised is None or "Traceback" not in failure.raised.began.text or failure.signs or failure.is_effect:
-        return False
-    last = _last_words(failure, course)
-    return (
-        failure.is_ordinary
-        and last is not None
-        and last.file == over.file
-        and last.number - over.number > MAX_LINES_OF_MESSAGE
-    )
 
 
 def _is_of_python_m(raised: LoggedException) -> bool:

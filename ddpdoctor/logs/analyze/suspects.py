@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
+from functools import reduce
 from typing import Final
 
 import msgspec
@@ -88,31 +89,23 @@ class Ranked(msgspec.Struct, frozen=True, kw_only=True):
 
 def ranked_suspects(lead: Failure, own: Sequence[Failure], course: Timeline) -> list[Ranked]:
     """Rank all that any failure speaks of, by what it has to do with the one that leads."""
-    places: dict[str, EvidencePosition] = {}
     seen: dict[str, list[tuple[EvidencePosition, SignMatch]]] = {}
     catalogue = course.catalogue
     of_no_illness = (catalogue.slug_for(LogTopic.MISTAKE), catalogue.slug_for(LogTopic.STOPPED))
     for failure in own:
         for sign in failure.signs:
-            if sign.slug in of_no_illness:
-                continue
-            place = _place(sign, failure, lead, course)
-            places[sign.slug] = _better(places.get(sign.slug), place)
-            seen.setdefault(sign.slug, []).append((place, sign))
-    found = [
-        _ranked(
-            slug, place, tuple(sign for _, sign in sorted(seen[slug], key=lambda candidate: candidate[0])), catalogue
-        )
-        for slug, place in places.items()
-    ]
+            if sign.slug not in of_no_illness:
+                seen.setdefault(sign.slug, []).append((_place(sign, failure, lead, course), sign))
+    found = [_ranked(slug, placed, catalogue) for slug, placed in seen.items()]
     return sorted(found, key=lambda candidate: candidate.order)
 
 
-def _ranked(slug: str, place: EvidencePosition, sightings: tuple[SignMatch, ...], catalogue: Catalogue) -> Ranked:
+def _ranked(slug: str, placed: Sequence[tuple[EvidencePosition, SignMatch]], catalogue: Catalogue) -> Ranked:
     check = catalogue.get(slug)
+    sightings = tuple(sign for _, sign in sorted(placed, key=lambda candidate: candidate[0]))
     return Ranked(
         slug=slug,
-        place=place,
+        place=reduce(_better, (place for place, _ in placed)),
         sightings=sightings,
         certain=any(is_certain(catalogue, slug, sighting.sign) for sighting in sightings),
         grave=is_grave(catalogue, slug),
@@ -120,12 +113,9 @@ def _ranked(slug: str, place: EvidencePosition, sightings: tuple[SignMatch, ...]
     )
 
 
-def _better(old: EvidencePosition | None, new: EvidencePosition) -> EvidencePosition:
-    if old is None:
-        return new
-    if {old, new} == {EvidencePosition.HINT_IN_THE_FAILURE, EvidencePosition.LATER}:
-        return EvidencePosition.HINT_CONFIRMED
-    if {old, new} == {EvidencePosition.HINT_IN_THE_FAILURE, EvidencePosition.SAME_MOMENT}:
+def _better(old: EvidencePosition, new: EvidencePosition) -> EvidencePosition:
+    elsewhere = {EvidencePosition.LATER, EvidencePosition.SAME_MOMENT}
+    if EvidencePosition.HINT_IN_THE_FAILURE in (old, new) and {old, new} & elsewhere:
         return EvidencePosition.HINT_CONFIRMED
     return min(old, new)
 
@@ -150,22 +140,19 @@ def chosen(ranked: Sequence[Ranked]) -> tuple[tuple[Suspect, ...], tuple[Suspect
         return (), ()
     first = ranked[0]
     if first.place > SURE:
-        named = [candidate for candidate in ranked if candidate.place < EvidencePosition.OUTLIVED][
-            :MAX_SUSPECTS
-        ] or list(ranked[:1])
-        suspects = tuple(candidate.suspect() for candidate in named)
+        standing = [candidate for candidate in ranked if candidate.place < EvidencePosition.OUTLIVED] or [first]
+        suspects = tuple(candidate.suspect() for candidate in standing[:MAX_SUSPECTS])
     else:
         alike = [
             candidate
             for candidate in ranked[1:]
-            if candidate.place <= EvidencePosition.SAME_MOMENT and candidate.named and candidate.grave
+            if candidate.place <= EvidencePosition.SAME_MOMENT
+            and (candidate.named and candidate.grave and not candidate.sums_up)
         ]
-        alike = [candidate for candidate in alike if not candidate.sums_up]
         suspects = (first.suspect(sure=True), *(candidate.suspect() for candidate in alike[: MAX_SUSPECTS - 1]))
     # What the failure itself names besides is another side of the same event.
-    return suspects, beside(
-        [candidate for candidate in ranked if candidate.place is not EvidencePosition.IN_THE_FAILURE], suspects
-    )
+    others = [candidate for candidate in ranked if candidate.place is not EvidencePosition.IN_THE_FAILURE]
+    return suspects, beside(others, suspects)
 
 
 def beside(ranked: Sequence[Ranked], suspects: Sequence[Suspect]) -> tuple[Suspect, ...]:

@@ -20,7 +20,7 @@ LINES_OF_A_BURST: Final = 40
 """Lines a rank within which it says nothing either: the ranks' lines are mixed in one file."""
 OUTLIVED_SECONDS: Final = 60.0
 """Seconds that a rank goes on after words of an illness, and so did not fail by it."""
-OUTLIVED_LINES: Final = 80
+OUTLIVED_LINES: Final = 60
 """Lines of a rank that say the same."""
 CANCELLED: Final = "CANCELLED AT"
 """Slurm's word on a job or step that it has ended, with all of its processes."""
@@ -98,10 +98,10 @@ class Timeline:
         """Count the ranks among which the lines of its file are shared out."""
         return self._ranks if line.rank is not None else 1
 
-    def far(self, one: LogLine, later: LogLine) -> bool:
-        """Whether a rank has gone on for long between the two."""
+    def far(self, one: LogLine, later: LogLine, seconds: float = OUTLIVED_SECONDS) -> bool:
+        """Whether a rank has gone on for long between the two. seconds: how long, where the log tells the time."""
         if one.time is not None and later.time is not None and not one.lent:
-            return later.time - one.time > OUTLIVED_SECONDS
+            return later.time - one.time > seconds
         return one.file == later.file and later.number - one.number > OUTLIVED_LINES * self.share(one)
 
     def gone_on_after(self, line: LogLine) -> bool:
@@ -172,8 +172,6 @@ class Timeline:
 
     def clearly_before(self, one: Failure, other: Failure) -> bool:
         """Whether the log proves that one failed before another, and not just about then."""
-        if one.attempt != other.attempt:
-            return one.attempt < other.attempt
         if FailureKind.ENDED in (one.kind, other.kind):
             return False
         if one.line.time is not None and other.line.time is not None:

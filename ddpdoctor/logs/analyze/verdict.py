@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Final
 
 import msgspec
 
+from ddpdoctor.base.grouping import grouped
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.text import ranks_named
 from ddpdoctor.engine.registry import Catalogue
@@ -146,7 +147,8 @@ def _of_attempt(log: Log, catalogue: Catalogue) -> LogVerdict:
     outcome = _outcome(lead, ranked, bool(effects) and not _was_ended(lead, failures))
     if outcome is RunOutcome.ILLNESS:
         suspects, also = chosen(ranked)
-        suspects = suspects or _lost(effects)
+        # Else there is what the others say of a rank that went without a word.
+        suspects = suspects or _told_of(effects, WHY_LOST)[:MAX_SUSPECTS]
     else:
         slug = catalogue.slug_for(TOPICS[outcome]) if outcome in TOPICS else ""
         over = got_over(lead, course)
@@ -205,21 +207,11 @@ def _others(lead: Failure, own: Sequence[Failure], course: Timeline) -> tuple[Lo
     """Mistakes that other ranks made by themselves: none that the lead's rank has made as well, as one of a chain or at its end."""
     kinds: dict[object, LoggedException] = {}
     for failure in own:
-        if (
-            failure.raised is None
-            or not failure.is_ordinary
-            or failure.rank in (None, lead.rank)
-            or failure.attempt != lead.attempt
-        ):
-            continue
-        if not (course.outlived(failure) or got_over(failure, course)):
+        of_another = failure.is_ordinary and failure.rank not in (None, lead.rank)
+        if failure.raised and of_another and not (course.outlived(failure) or got_over(failure, course)):
             kinds.setdefault(kind_of(failure.raised), failure.raised)
-    line = lead.raised.line if lead.raised else None
-    same = [
-        raised
-        for raised in course.log.raised
-        if line and (raised.line.file, raised.line.rank) == (line.file, line.rank)
-    ]
+    place = (lead.line.file, lead.line.rank)
+    same = [raised for raised in course.log.raised if lead.raised and (raised.line.file, raised.line.rank) == place]
     return tuple(kind for kind in kinds.values() if not any(is_alike(kind, mine) for mine in same))
 
 
@@ -229,11 +221,7 @@ def _outcome(lead: Failure, ranked: Sequence[Ranked], lost: bool) -> RunOutcome:
         return RunOutcome.STOPPED
     if lead.is_ordinary:
         # Of an end without any exception words that only fit an illness tell more than its exit code.
-        near = (
-            (EvidencePosition.SHORTLY_BEFORE, EvidencePosition.HINT_NEAR)
-            if lead.exited
-            else (EvidencePosition.SHORTLY_BEFORE,)
-        )
+        near = {EvidencePosition.SHORTLY_BEFORE, *((EvidencePosition.HINT_NEAR,) if lead.exited else ())}
         grave = any(candidate.place in near and candidate.grave for candidate in ranked)
         return RunOutcome.ILLNESS if grave and not lead.signs and not says_much(lead) else RunOutcome.USER_ERROR
     return RunOutcome.ILLNESS if ranked or (lead.exited and lost) else RunOutcome.UNRECOGNISED
@@ -246,15 +234,12 @@ def _was_ended(lead: Failure, failures: Sequence[Failure]) -> bool:
     return told and lead.exited is not None and lead.exited.first
 
 
-def _lost(effects: Sequence[SignMatch]) -> tuple[Suspect, ...]:
-    """List what the others say of a rank that went without a word."""
-    slugs = dict.fromkeys(effect.slug for effect in effects)
+def _told_of(seen: Iterable[SignMatch], why: str) -> tuple[Suspect, ...]:
+    """Suspect each illness of which something was seen."""
     return tuple(
-        Suspect(
-            slug=slug, sure=False, sightings=tuple(effect for effect in effects if effect.slug == slug), why=WHY_LOST
-        )
-        for slug in slugs
-    )[:MAX_SUSPECTS]
+        Suspect(slug=slug, sure=False, sightings=tuple(sightings), why=why)
+        for slug, sightings in grouped(seen, lambda match: match.slug).items()
+    )
 
 
 def _ended_well(own: Sequence[Failure], course: Timeline) -> LogVerdict:
@@ -284,30 +269,20 @@ def _only_ended(failures: Sequence[Failure], course: Timeline) -> LogVerdict:
     its traceback stands right before, or in the launcher's own words."""
     first = next((failure for failure in failures if failure.exited and failure.exited.first), failures[0])
     # Those that the launcher ends, it may tell of before the one that failed.
-    told_of = [
-        process_exit.line for process_exit in course.log.exited if process_exit.line.file == failures[0].line.file
-    ]
+    told_of = [end.line for end in course.log.exited if end.line.file == failures[0].line.file]
     line = _just_before(min(told_of, key=lambda line: line.order), course)
     if line is None and first.exited and first.exited.first and NAMED.match(first.exited.error):
         line = msgspec.structs.replace(first.line, text=first.exited.error)
+    exited = own_exit(first, course)
     if line:
-        line, evidence = attribute(msgspec.structs.replace(first, line=line), course)
-        found = _mistake_in(line, course) or LogVerdict(outcome=RunOutcome.UNRECOGNISED, lead=line)
-        return msgspec.structs.replace(found, evidence=evidence, exited=own_exit(first, course))
-    told = all(failure.exited and _was_told(failure.exited) for failure in failures)
-    suspects = (
-        (Suspect(slug=course.catalogue.slug_for(LogTopic.STOPPED), sure=False, sightings=(), why=WHY_TOLD),)
-        if told
-        else ()
-    )
-    line, evidence = attribute(first, course)
-    return LogVerdict(
-        outcome=RunOutcome.STOPPED if told else RunOutcome.EFFECTS_ONLY,
-        suspects=suspects,
-        lead=line,
-        evidence=evidence,
-        exited=own_exit(first, course),
-    )
+        lead, evidence = attribute(msgspec.structs.replace(first, line=line), course)
+        found = _mistake_in(lead, course) or LogVerdict(outcome=RunOutcome.UNRECOGNISED, lead=lead)
+        return msgspec.structs.replace(found, evidence=evidence, exited=exited)
+    lead, evidence = attribute(first, course)
+    if not all(failure.exited and _was_told(failure.exited) for failure in failures):
+        return LogVerdict(outcome=RunOutcome.EFFECTS_ONLY, lead=lead, evidence=evidence, exited=exited)
+    told = Suspect(slug=course.catalogue.slug_for(LogTopic.STOPPED), sure=False, sightings=(), why=WHY_TOLD)
+    return LogVerdict(outcome=RunOutcome.STOPPED, suspects=(told,), lead=lead, evidence=evidence, exited=exited)
 
 
 def _just_before(end: LogLine, course: Timeline) -> LogLine | None:
@@ -401,21 +376,14 @@ def _without_cause(effects: tuple[SignMatch, ...], course: Timeline) -> LogVerdi
         )
     if program := program_that_failed(failures):
         line, evidence = attribute(program, course)
+        mistake = Suspect(slug=course.catalogue.slug_for(LogTopic.MISTAKE), sure=True, sightings=(), why=WHY_LEAD)
         return LogVerdict(
-            outcome=RunOutcome.USER_ERROR,
-            suspects=(
-                Suspect(slug=course.catalogue.slug_for(LogTopic.MISTAKE), sure=True, sightings=(), why=WHY_LEAD),
-            ),
-            lead=line,
-            evidence=evidence,
-            raised=program.raised,
+            outcome=RunOutcome.USER_ERROR, suspects=(mistake,), lead=line, evidence=evidence, raised=program.raised
         )
     ends = [failure for failure in failures if failure.exited and not failure.exited.told_to]
     if not effects and ends and all(failure.exited or failure.raises(is_of_launcher) for failure in failures):
         return _only_ended(ends, course)
-    slugs: dict[str, list[SignMatch]] = {}
-    for seen in (*effects, *(sign for failure in failures for sign in failure.signs if not failure.is_effect)):
-        slugs.setdefault(seen.slug, []).append(seen)
+    signs = (sign for failure in failures for sign in failure.signs if not failure.is_effect)
     silent = silent_ranks(course)
     why = f"{ranks_named(silent)} said nothing of it, while the others waited" if silent else WHY_EFFECT
     suspects = [
@@ -432,11 +400,7 @@ def _without_cause(effects: tuple[SignMatch, ...], course: Timeline) -> LogVerdi
     if suspects:
         # That they timed out is what was compared.
         told.add(course.catalogue.slug_for(HangCause.TIMED_OUT))
-    suspects += [
-        Suspect(slug=slug, sure=False, sightings=tuple(seen), why=why)
-        for slug, seen in slugs.items()
-        if slug not in told
-    ]
+    suspects += _told_of((seen for seen in (*effects, *signs) if seen.slug not in told), why)
     own = [failure for failure in failures if not failure.raises(is_of_launcher)]
     first = next((failure for failure in own if failure.kind is not FailureKind.ENDED), (own or failures)[0])
     last = next((line for rank, line in course.last.items() if rank in silent), None)
