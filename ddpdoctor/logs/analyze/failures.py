@@ -67,10 +67,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     explained: bool = False
     signs: tuple[SignMatch, ...] = ()
     effects: tuple[SignMatch, ...] = ()
-    is_only_told_to_end: bool = False
-    """Its signs say nothing but that the run was to end."""
-    is_only_mistaken: bool = False
-    """They say nothing but that the script has a mistake."""
+    topic: LogTopic | None = None
+    """What all of its signs say, where that is no illness: that the run was to end, or that the script has a mistake."""
 
     @property
     def kind(self) -> FailureKind:
@@ -107,13 +105,13 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_from_outside(self) -> bool:
         """Whether it only says that the run was told to end."""
-        return self.raises(is_from_outside) or self.is_only_told_to_end
+        return self.raises(is_from_outside) or self.topic is LogTopic.STOPPED
 
     @property
     def is_ordinary(self) -> bool:
         """Whether it is a mistake in the script, as far as it shows: its exception, or that it ended itself."""
         if self.slugs:
-            return self.is_only_mistaken
+            return self.topic is LogTopic.MISTAKE
         if self.exited is not None:
             return signal_of(self.exited) == 0
         return self.raises(is_ordinary)
@@ -123,18 +121,6 @@ def _last_line(raised: LoggedException) -> LogLine:
     """Find the last line of its message, as far as that is known."""
     line = raised.line
     return msgspec.structs.replace(line, number=line.number + raised.below, order=line.order + raised.below)
-
-
-def _before(hint: SignMatch, raised: Sequence[Failure]) -> int | None:
-    """Find the exception that hydra's last line is about, however long its message was, or what others wrote into it."""
-    before = (
-        place
-        for place, failure in reversed(list(enumerate(raised)))
-        if not failure.raises(is_cut)
-        and failure.line.stream == hint.line.stream
-        and failure.line.order < hint.line.order
-    )
-    return next(before, None)
 
 
 def failures_of(log: Log, catalogue: Catalogue) -> list[Failure]:
@@ -163,8 +149,9 @@ def failures_of(log: Log, catalogue: Catalogue) -> list[Failure]:
         raised.append(msgspec.structs.replace(one, over=_last_line(chain[-1])))
     hints = [match for match in real if SHORTENED in match.sign and id(match) not in taken]
     for hint in hints:
-        if (place := _before(hint, raised)) is not None:
-            raised[place] = msgspec.structs.replace(raised[place], over=hint.line)
+        # However long the exception's message was, or what others wrote into it.
+        before = (failure for failure in raised if failure.line.order < hint.line.order and not failure.raises(is_cut))
+        if any(failure.line.stream == hint.line.stream for failure in before):
             taken.add(id(hint))
     ended: list[Failure] = []
     exits = endings(log)
@@ -212,6 +199,7 @@ def _failure(
     line = raised.line if raised else began
     signs = tuple(match for match in within if match.role in (SignRole.NAMES, SignRole.HINTS))
     slugs = {sign.slug for sign in signs}
+    topics = (topic for topic in (LogTopic.STOPPED, LogTopic.MISTAKE) if slugs == {catalogue.slug_for(topic)})
     return Failure(
         line=line,
         began=began,
@@ -220,8 +208,7 @@ def _failure(
         exited=exited,
         signs=signs,
         effects=tuple(match for match in within if match.role is SignRole.EFFECT),
-        is_only_told_to_end=slugs == {catalogue.slug_for(LogTopic.STOPPED)},
-        is_only_mistaken=slugs == {catalogue.slug_for(LogTopic.MISTAKE)},
+        topic=next(topics, None),
     )
 
 

@@ -127,8 +127,12 @@ def _end_or_rank(rank: int | None, line: LogLine, course: Timeline) -> ProcessEx
     """Find the end of a rank, or else what is known of it."""
     if rank is None:
         return None
-    ended = next((end for end in course.ends if end.rank == rank), None)
-    return ended or ProcessExit(line=line, said_by="", rank=rank, host=line.host)
+    return next((end for end in course.ends if end.rank == rank), None) or _with_rank(rank, line)
+
+
+def _with_rank(rank: int | None, line: LogLine) -> ProcessExit:
+    """Write down a rank whose end nobody tells."""
+    return ProcessExit(line=line, said_by="", rank=rank, host=line.host)
 
 
 def _host_of(rank: int | None, log: Log) -> str:
@@ -140,15 +144,15 @@ def _host_of(rank: int | None, log: Log) -> str:
     named = {log_line.host for log_line in own if log_line.host and not names_process(log_line.host)}
     if not named:
         warned = [(line.text.rpartition(_WARNS)[2], line.host) for line in lines if _WARNS in line.text and line.host]
-        named = {host for words, host in warned if _tells(words) and any(words in log_line.text for log_line in own)}
+        named = {host for words, host in warned if any(_repeats(log_line, words) for log_line in own)}
     if not named and len(log.ranks) == 1:
         named = {host for host in log.hosts if not names_process(host)}
     return next(iter(named)) if len(named) == 1 else ""
 
 
-def _tells(words: str) -> bool:
-    """Whether they are long enough to be nobody else's by chance."""
-    return len(words) >= MIN_CHARACTERS
+def _repeats(line: LogLine, words: str) -> bool:
+    """Whether a line has these words, and they are long enough to be nobody else's by chance."""
+    return len(words) >= MIN_CHARACTERS and words in line.text
 
 
 def _heard(log: Log) -> list[LogLine]:
@@ -158,21 +162,17 @@ def _heard(log: Log) -> list[LogLine]:
 
 def _nproc(log: Log) -> int:
     """Count the ranks that are at least on the log's only host."""
-    local = [process_exit.local_rank for process_exit in log.exited if process_exit.local_rank is not None]
-    local += [raised.line.local_rank for raised in log.raised if raised.line.local_rank is not None]
-    return max([len(log.ranks), *(number + 1 for number in local)], default=0)
+    local = [end.local_rank for end in log.exited] + [raised.line.local_rank for raised in log.raised]
+    return max(len(log.ranks), *(number + 1 for number in local if number is not None), 0)
 
 
 def exit_of(failure: Failure, course: Timeline) -> ProcessExit | None:
     """Find how the rank of a failure ended."""
     line = failure.line
-    for ending in course.ends:
-        if line.rank is not None and ending.rank == line.rank:
-            return ending
-        same_host = not line.host or not ending.host or line.host == ending.host
-        if line.rank is None and line.local_rank is not None and ending.local_rank == line.local_rank and same_host:
-            return ending
-    return None
+    if line.rank is not None:
+        return next((ending for ending in course.ends if ending.rank == line.rank), None)
+    local = [end for end in course.ends if line.local_rank is not None and end.local_rank == line.local_rank]
+    return next((end for end in local if "" in (line.host, end.host) or line.host == end.host), None)
 
 
 def _of_that_pid(failure: Failure, course: Timeline) -> ProcessExit | None:
@@ -191,16 +191,13 @@ def _of_who_repeats_it(failure: Failure, course: Timeline) -> ProcessExit | None
     words = {text.rpartition(_WARNS)[2] for text in (line.text, *own) if _WARNS in text}
     if failure.raised:
         words.add(failure.raised.message)
-    told = [
-        _said_by(log_line, heard) for log_line in heard if any(_tells(word) and word in log_line.text for word in words)
-    ]
+    told = [_said_by(log_line, heard) for log_line in heard if any(_repeats(log_line, word) for word in words)]
     ends = course.ends if any(rank is not None for rank in told) else []
     hosts = {end.rank: end.host for end in ends}
     ranks = {rank for rank in told if rank is not None and line.host in ("", hosts.get(rank) or line.host)}
     if len(ranks) != 1:
         return None
-    ended = only(end for end in ends if end.rank in ranks)
-    return ended or ProcessExit(line=line, said_by="", rank=next(iter(ranks)), host=line.host)
+    return only(end for end in ends if end.rank in ranks) or _with_rank(next(iter(ranks)), line)
 
 
 def _of_who_says_the_same(failure: Failure, course: Timeline) -> ProcessExit | None:
@@ -215,23 +212,14 @@ def _of_who_says_the_same(failure: Failure, course: Timeline) -> ProcessExit | N
     if len({other.rank for other in alike}) != 1:
         return None
     first = alike[0]
-    ended = own_exit(first, course) or exit_of(first, course)
-    return ended or ProcessExit(line=first.line, said_by="", rank=first.rank, host=first.line.host)
+    return own_exit(first, course) or exit_of(first, course) or _with_rank(first.rank, first.line)
 
 
 def _announced(failure: Failure, course: Timeline) -> ProcessExit | None:
     """Find the launcher's line just before a traceback that it prints for one of its processes; not that it ends another one."""
     began = failure.began
-    return next(
-        (
-            end
-            for end in course.log.exited
-            if end.line.file == began.file
-            and 0 < began.number - end.line.number <= MAX_LINES_TO_TRACEBACK
-            and not end.told_to
-        ),
-        None,
-    )
+    before = (end for end in course.log.exited if end.line.file == began.file and not end.told_to)
+    return next((end for end in before if 0 < began.number - end.line.number <= MAX_LINES_TO_TRACEBACK), None)
 
 
 def _said_by(line: LogLine, heard: Sequence[LogLine]) -> int | None:
@@ -256,15 +244,13 @@ def _only_exit(failure: Failure, course: Timeline) -> ProcessExit | None:
     }
     # Whoever lost another one may be aborted for that.
     alone = not any(candidate.effects for candidate in course.failures)
-    ends = [
-        ending
-        for ending in course.ends
-        if not (ending.told_to or signal_of(ending)) or (alone and signal_of(ending) in CRASHES)
-    ]
+    signals = (0, *CRASHES) if alone else (0,)
     own = [
         end
-        for end in ends
-        if (end.rank not in heard if end.rank is not None else end.local_rank is not None and heard <= {None})
+        for end in course.ends
+        if signal_of(end) in signals
+        and not end.told_to
+        and (end.rank not in heard if end.rank is not None else end.local_rank is not None and heard <= {None})
     ]
     return next((process_exit for process_exit in own if process_exit.first), only(own))
 
@@ -296,10 +282,8 @@ def _of_who_was_killed(failure: Failure, course: Timeline) -> ProcessExit | None
     of_memory = {check.slug for check in course.catalogue.standing_for(LogTopic.KILLED_FOR_MEMORY)}
     if not failure.slugs & of_memory:
         return None
-    killed = [
-        ending for ending in course.ends if signal_of(ending) == KILL and ending.rank is not None and not ending.told_to
-    ]
-    return only(process_exit for process_exit in killed if process_exit.first) or only(killed)
+    killed = [end for end in course.ends if signal_of(end) == KILL and end.rank is not None and not end.told_to]
+    return only(end for end in killed if end.first) or only(killed)
 
 
 def _of_who_fell_first(failure: Failure, course: Timeline) -> ProcessExit | None:
@@ -321,7 +305,7 @@ def _of_who_fell_first(failure: Failure, course: Timeline) -> ProcessExit | None
     several = len({candidate.rank for candidate in fell if candidate.slugs & failure.slugs}) > 1
     if first is None or (several and not course.ended_first(first)):
         return None
-    return exit_of(first, course) or ProcessExit(line=first.line, said_by="", rank=first.rank, host=first.line.host)
+    return exit_of(first, course) or _with_rank(first.rank, first.line)
 
 
 ATTRIBUTIONS: Final = (

@@ -42,14 +42,16 @@ def sightings(log: Log, slug: str) -> tuple[SignMatch, ...]:
     Where no log was read, the check that asks doesn't apply.
     """
     requires(log.files, NO_LOG)
-    return tuple(sighting for sighting in log.sightings if sighting.slug == slug and not sighting.quoted)
+    return tuple(_real(log, slug))
+
+
+def _real(log: Log, slug: str) -> Iterator[SignMatch]:
+    return (sighting for sighting in log.sightings if sighting.slug == slug and not sighting.quoted)
 
 
 def said(log: Maybe[Log], slug: str) -> bool:
     """Whether a log, if one was read, has a sign of that illness."""
-    return not isinstance(log, Unknown) and any(
-        sighting.slug == slug and not sighting.quoted for sighting in log.sightings
-    )
+    return not isinstance(log, Unknown) and any(_real(log, slug))
 
 
 def word(seen: Iterable[SignMatch], name: str) -> str:

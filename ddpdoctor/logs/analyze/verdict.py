@@ -376,9 +376,9 @@ def _without_cause(effects: tuple[SignMatch, ...], course: Timeline) -> LogVerdi
         )
     if program := program_that_failed(failures):
         line, evidence = attribute(program, course)
-        mistake = Suspect(slug=course.catalogue.slug_for(LogTopic.MISTAKE), sure=True, sightings=(), why=WHY_LEAD)
+        blamed = Suspect(slug=course.catalogue.slug_for(LogTopic.MISTAKE), sure=True, sightings=(), why=WHY_LEAD)
         return LogVerdict(
-            outcome=RunOutcome.USER_ERROR, suspects=(mistake,), lead=line, evidence=evidence, raised=program.raised
+            outcome=RunOutcome.USER_ERROR, suspects=(blamed,), lead=line, evidence=evidence, raised=program.raised
         )
     ends = [failure for failure in failures if failure.exited and not failure.exited.told_to]
     if not effects and ends and all(failure.exited or failure.raises(is_of_launcher) for failure in failures):
