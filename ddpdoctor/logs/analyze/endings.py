@@ -155,12 +155,8 @@ def _checks_of(signal: int, catalogue: Catalogue) -> tuple[Check, ...]:
 
 def _cancelled(exited: ProcessExit, others: Sequence[ProcessExit]) -> bool:
     """Whether Slurm ended all processes: whom it kills then, it killed itself."""
-    cancels = [
-        process_exit
-        for process_exit in others
-        if process_exit.said_by == "srun" and process_exit.exit_code is None and "oom" not in process_exit.error
-    ]
-    return exited.said_by == "srun" and bool(cancels)
+    of_slurm = [end for end in others if exited.said_by == end.said_by == "srun"]
+    return any(end.exit_code is None and "oom" not in end.error for end in of_slurm)
 
 
 # --- processes that ended before the others, with threads that still ran ------------------------------------------------

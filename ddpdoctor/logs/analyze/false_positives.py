@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cache, cached_property
 from typing import Final
 
+from ddpdoctor.base.grouping import grouped
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.log_signs import SignRole
 from ddpdoctor.engine.registry import Catalogue
@@ -44,9 +45,7 @@ class SightingContext:
     @cached_property
     def recovered(self) -> list[LoggedException]:
         """Exceptions of which their own checks say that the log shows them to have been got over."""
-        own: dict[str, list[SignMatch]] = {}
-        for sighting in self.log.sightings:
-            own.setdefault(sighting.slug, []).append(sighting)
+        own = grouped(self.log.sightings, lambda sighting: sighting.slug)
         known = ((self.catalogue.get(slug), seen) for slug, seen in own.items())
         return [
             raised
