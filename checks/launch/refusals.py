@@ -1,0 +1,260 @@
+"""Jobs that a scheduler refuses, before anything of them has begun."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix, Owner
+from ddpdoctor.checks.log_check import log_check
+from ddpdoctor.facts.log import Log, LogLine, SignMatch
+from ddpdoctor.logs.analyze.sightings import lines, where
+
+PARTITIONS: Final = 'sinfo -o "%P %G %m %c %l %D"'
+NODES_HAVE: Final = Fix(
+    "See what nodes each partition has (GPUs, memory in MB, cores, the longest time, how many), and ask for no more of one than it has",
+    (PARTITIONS,),
+)
+LIMITS: Final = Fix(
+    "See the partition's limits (MaxTime, MaxNodes, AllowAccounts, AllowGroups, AllowQos)",
+    ("scontrol show partition NAME",),
+)
+ACCOUNTS: Final = Fix(
+    "See with which accounts, partitions and QOS you may run, and name one of those: --account=, --partition=, --qos=",
+    ("sacctmgr show assoc user=$USER format=account,partition,qos",),
+)
+NAMES_OF_PARTITIONS: Final = Fix("See which partitions there are, and name one of those: --partition=", (PARTITIONS,))
+GPUS: Final = Fix(
+    "See which GPUs each partition has, by their names, and name them so: --gres=gpu:N, --gres=gpu:TYPE:N",
+    (PARTITIONS,),
+)
+FILE: Final = Fix("See whether the file is there, and begins with #!/bin/bash", ("ls -l *.sh *.sbatch",))
+OPTIONS: Final = Fix("See how that option is written", ("man sbatch",))
+DAEMON: Final = Fix("See whether Slurm's controller answers, and try again", ("scontrol ping",))
+ARRIVED: Final = Fix("See whether the job got there nevertheless, before you send it again", ("squeue --me",))
+PBS_QUEUES: Final = Fix(
+    "See which queues there are, who may use them and what they allow", ("qstat -Q", "qstat -Qf NAME")
+)
+PBS_NODES: Final = Fix("See what the nodes have", ("pbsnodes -a",))
+LSF_QUEUES: Final = Fix("See which queues you may use, and what they allow", ("bqueues -u $USER", "bqueues -l NAME"))
+LSF_NODES: Final = Fix("See what the nodes have", ("lshosts -w",))
+ASK: Final = Fix("If that doesn't tell why, ask those who run the cluster, with this line and the whole command")
+MESSAGE: Final = re.compile(r"(?:sbatch|srun|salloc): error: (?P<text>.*\S)")
+"""Of Slurm's commands; a submit filter's own words come so, too."""
+
+
+class Reason(NamedTuple):
+    """text: in a scheduler's words, in small letters. plain: the same as people say it. vague: another line tells more, if there is one."""
+
+    text: str
+    plain: str
+    fixes: tuple[Fix, ...]
+    vague: bool = False
+
+
+OF_SLURM: Final = (
+    Reason(
+        "memory specification can not be satisfied",
+        "it asks for more memory than any node of the partition has",
+        (NODES_HAVE, Fix("Or ask for all of a node's memory, however much that is: --mem=0")),
+    ),
+    Reason(
+        "cpu count per node can not be satisfied",
+        "it asks for more cores of a node than any has (--ntasks-per-node times --cpus-per-task)",
+        (NODES_HAVE,),
+    ),
+    Reason(
+        "requested node configuration is not available",
+        "no node of the partition has what it asks for (GPUs, memory or cores of one node)",
+        (NODES_HAVE, GPUS),
+        vague=True,
+    ),
+    Reason(
+        "more processors requested than permitted",
+        "it asks for more nodes or cores than the partition has",
+        (NODES_HAVE, LIMITS),
+    ),
+    Reason("node count specification invalid", "it asks for more or fewer nodes than the partition allows", (LIMITS,)),
+    Reason(
+        "invalid generic resource (gres) specification",
+        "it asks for GPUs by a name that this cluster doesn't have",
+        (GPUS,),
+    ),
+    Reason(
+        "invalid account or account/partition",
+        "that account isn't yours, or isn't allowed in that partition",
+        (ACCOUNTS, LIMITS),
+    ),
+    Reason("invalid partition", "this cluster has no partition of that name", (NAMES_OF_PARTITIONS,)),
+    Reason("invalid qos specification", "that QOS isn't there, or your account may not use it", (ACCOUNTS,)),
+    Reason(
+        "job violates accounting/qos policy",
+        "it goes beyond what your account or its QOS may have (jobs, GPUs, time), or names no account",
+        (
+            ACCOUNTS,
+            Fix("See which of your jobs count already", ("squeue --me",)),
+            Fix("See the limits of each QOS", ("sacctmgr show qos format=name,maxwall,maxtrespu,maxsubmitpu,grptres",)),
+        ),
+    ),
+    Reason(
+        "requested time limit is invalid",
+        "it asks for more time than the partition allows, or for none where one has to be named (--time=)",
+        (NODES_HAVE, LIMITS),
+    ),
+    Reason(
+        "user's group not permitted to use this partition",
+        "that partition isn't open to your group",
+        (LIMITS, ACCOUNTS),
+    ),
+    Reason(
+        "invalid feature specification",
+        "no node has the feature that --constraint= names",
+        (Fix("See which features nodes have", ('sinfo -o "%P %f %D"',)),),
+    ),
+    Reason(
+        "invalid node name specified",
+        "a node that --nodelist= or --exclude= names isn't there",
+        (Fix("See which are", ("sinfo -N",)),),
+    ),
+    Reason(
+        "required partition not available",
+        "the partition takes no jobs now",
+        (Fix("See which do, and in which state its nodes are", ("sinfo",)),),
+    ),
+    Reason(
+        "requested reservation is invalid",
+        "that reservation isn't there, is over, or isn't yours",
+        (Fix("See which there are, from when to when, and for whom", ("scontrol show reservation",)),),
+    ),
+    Reason("unable to contact slurm controller", "Slurm's controller didn't answer", (DAEMON,)),
+    Reason("socket timed out on send/recv", "Slurm's controller didn't answer in time", (ARRIVED, DAEMON)),
+    Reason("unable to open file", "the batch script isn't there", (FILE,)),
+    Reason(
+        "this does not look like a batch script", "the file doesn't begin with #!, as a batch script has to", (FILE,)
+    ),
+    Reason("invalid --", "the value of one of its options can't be read", (OPTIONS,)),
+    Reason("unspecified error", "it doesn't say why: a filter of this site", (LIMITS, ACCOUNTS), vague=True),
+)
+OF_PBS: Final = (
+    Reason("unknown queue", "there is no queue of that name", (PBS_QUEUES,)),
+    Reason("access to queue is denied", "that queue isn't open to you", (PBS_QUEUES,)),
+    Reason("queue is not enabled", "that queue takes no jobs now", (PBS_QUEUES,)),
+    Reason("unauthorized request", "you may not submit from here, to that queue, or for that project", (PBS_QUEUES,)),
+    Reason("unknown resource", "this PBS doesn't know a resource that -l names", (PBS_NODES,)),
+    Reason(
+        "illegal attribute or resource value",
+        "the value of one of its options isn't valid (-l select=, walltime=)",
+        (PBS_NODES,),
+    ),
+    Reason("invalid account", "that account isn't valid (-A)", ()),
+    Reason(
+        "maximum number of jobs", "too many jobs are in the queue already", (Fix("See yours", ("qstat -u $USER",)),)
+    ),
+    Reason(
+        "would exceed",
+        "it goes beyond what you or your group may have",
+        (Fix("See yours", ("qstat -u $USER",)), PBS_QUEUES),
+    ),
+    Reason("resource limits", "it asks for more, or for less, than the queue allows", (PBS_QUEUES, PBS_NODES)),
+    Reason("job rejected by all possible destinations", "no queue takes what it asks for", (PBS_QUEUES,)),
+)
+OF_LSF: Final = (
+    Reason("request aborted by esub", "a filter of this site rejects it", (LSF_QUEUES,), vague=True),
+    Reason("no such queue", "there is no queue of that name", (LSF_QUEUES,)),
+    Reason("bad queue name", "there is no queue of that name", (LSF_QUEUES,)),
+    Reason("user cannot use the queue", "that queue isn't open to you", (LSF_QUEUES,)),
+    Reason("queue has been closed", "that queue takes no jobs now", (LSF_QUEUES,)),
+    Reason("too many processors requested", "it asks for more cores than the queue allows", (LSF_QUEUES, LSF_NODES)),
+    Reason("cannot exceed queue's", "it asks for more time or memory than the queue allows", (LSF_QUEUES,)),
+    Reason(
+        "user not in the specified user group",
+        "you aren't in the group that -G names",
+        (Fix("See which ones you are in", ("bugroup -w",)),),
+    ),
+    Reason("bad resource requirement syntax", "what -R asks for can't be read", (LSF_NODES,)),
+    Reason("bad resource name", "there is no resource of that name", (LSF_NODES,)),
+)
+
+
+@log_check("job-refused", severity=FAIL, owner=Owner.USER)
+def job_refused(log: Log, seen: Sequence[SignMatch]) -> Finding:
+    """The scheduler refuses the job: it was never started.
+
+    ## What breaks
+    `sbatch`, `srun`, `salloc`, `qsub` or `bsub` ends at once with an error, and there is neither a job nor a log of one: "Batch job submission
+    failed: Requested node configuration is not available".
+
+    ## Why
+    A scheduler looks at what a job asks for before it takes it: whether any node has so many GPUs, so much memory and so many cores, whether
+    the partition or queue is there and open to that account, and whether the time and the number of nodes are within its limits. Many sites have
+    rules of their own beside that, whose words stand in the line before.
+
+    ## Fix
+    Compare what the job asks for (its #SBATCH lines, and the options of the command, which have the last word) with what there is:
+    `sinfo -o "%P %G %m %c %l %D"` tells each partition's GPUs, memory, cores, longest time and nodes, `scontrol show partition NAME` its limits, and
+    `sacctmgr show assoc user=$USER format=account,partition,qos` with which accounts and QOS you may run.
+    """
+    sure = [match for match in seen if match.words.get("reason")]
+    if not sure:
+        text = seen[0].words.get("text", "").strip()
+        known = _known(text, OF_SLURM)
+        return Finding.of(
+            f"The scheduler refuses the job: {known.plain if known else _quoted(text)}",
+            *(known.fixes if known else (NODES_HAVE, ACCOUNTS)),
+            Fix("See whether the job is there nevertheless", ("squeue --me",)),
+        )
+    first = sure[0]
+    reason = first.words["reason"].strip()
+    reasons = _reasons_of(first)
+    generic = _known(reason, reasons)
+    beside = _beside(first)
+    detail = _text_of(beside) if beside else ""
+    known = generic
+    if detail and (generic is None or generic.vague):
+        known = _known(detail, reasons) or generic
+    plain = known.plain if known else _quoted(reason)
+    if detail and (known is generic or known is None):
+        plain = f"in its words {_quoted(detail)}" if generic and generic.vague else f"{plain} ({_quoted(detail)})"
+    of_it = Evidence(beside.text.strip(), where(log, beside)) if beside else None
+    return Finding.of(
+        f"The scheduler refuses the job: {plain}",
+        of_it,
+        lines(log, sure),
+        *(known.fixes if known else _fixes_for(reasons)),
+        ASK if known is None or known.vague else None,
+    )
+
+
+def _reasons_of(seen: SignMatch) -> tuple[Reason, ...]:
+    if "qsub" in seen.sign:
+        return OF_PBS
+    return OF_LSF if "Job not submitted" in seen.sign else OF_SLURM
+
+
+def _fixes_for(reasons: tuple[Reason, ...]) -> tuple[Fix, ...]:
+    return {OF_PBS: (PBS_QUEUES,), OF_LSF: (LSF_QUEUES,)}.get(reasons, (NODES_HAVE, ACCOUNTS))
+
+
+def _known(text: str, reasons: tuple[Reason, ...]) -> Reason | None:
+    said = text.lower()
+    return next((reason for reason in reasons if reason.text in said), None)
+
+
+def _beside(seen: SignMatch) -> LogLine | None:
+    """The line directly before it, where that is of the same command: Slurm's, or what esub has printed."""
+    before = seen.before[-1] if seen.before else None
+    if before is None or not before.text.strip() or before.number != seen.line.number - 1:
+        return None
+    if "esub" in seen.words.get("reason", ""):
+        return before
+    return before if MESSAGE.match(before.text.strip()) and MESSAGE.search(seen.line.text) else None
+
+
+def _text_of(line: LogLine) -> str:
+    message = MESSAGE.match(line.text.strip())
+    return message["text"] if message else line.text.strip()
+
+
+def _quoted(text: str) -> str:
+    return f'"{text[:200]}"'
