@@ -287,6 +287,7 @@ def _lacks(
 _CANNOT: Final = compile_lazily(
     r"cannot import name '?(?P<name>\w+)'?(?: from '(?P<module>[\w.]+)')?(?: \((?P<path>/[^)]*|[A-Z]:[^)]*)\))?"
 )
+_UNPICKLES: Final = compile_lazily(r"(?i)pickle\.loads?\(|unpickler")
 _FROM: Final = compile_lazily(r"from (?P<module>\w[\w.]*) import ")
 _NO_MODULE: Final = compile_lazily(r"No module named '?(?P<module>\w+(?:\.\w+)+)'?$")
 _PYTHONS: Final = compile_lazily(r"/lib(?:64)?/python\d[\d.]*/(?!(?:site|dist)-packages/)")
@@ -302,6 +303,14 @@ def _of_import(raised: LoggedException) -> VersionMismatch | None:
     if found := _NO_MODULE.match(raised.message):
         module = found["module"]
         top, _, rest = module.partition(".")
+        if _UNPICKLES.search(raised.frames[-1].code) and top in PACKAGES:
+            return VersionMismatch(
+                summary=f"A file that is read here was written with another release of {top}: it asks for {module}, which this one hasn't got",
+                cause=f"A pickle names the modules that it needs. A newer {top} wrote that file, mostly a cache or a checkpoint; a file that can be made anew "
+                "may as well be deleted.",
+                packages=(top,),
+                frame=importer,
+            )
         # A folder of that name would lack the part above, too.
         itself = top in PACKAGES and module not in PACKAGES and ("." in rest or top == _TORCH)
         return _lacks(module, module, importer, package, set(PACKAGES), itself=itself)

@@ -6,11 +6,14 @@ import shlex
 from collections.abc import Sequence
 from typing import Final
 
-from ddpdoctor.base.findings import FAIL, Finding, Fix, Owner
+from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix, Owner
+from ddpdoctor.base.lazy_patterns import compile_lazily
+from ddpdoctor.base.text import LONGEST_QUOTE, clip
 from ddpdoctor.checks.log_check import log_check
+from ddpdoctor.engine.log_traits import LogTraits
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.knowledge.python_commands import python_of, versions_installed
-from ddpdoctor.logs.analyze.sightings import word
+from ddpdoctor.logs.analyze.sightings import lines, where, word
 
 HEADERS: Final = "import os, sysconfig; print(os.path.exists(os.path.join(sysconfig.get_path('include'), 'Python.h')))"
 WITHOUT_COMPILING: Final = Fix(
@@ -76,4 +79,45 @@ def compiler_missing(log: Log, seen: Sequence[SignMatch]) -> Finding:
             ("conda install -c conda-forge gxx_linux-64",),
         ),
         WITHOUT_COMPILING,
+    )
+
+
+_OF_A_COMPILER: Final = compile_lazily(r"(?:^|\s|:)(?:fatal )?error(?: #?[A-Z]*\d+)?: |^nvcc fatal\b|^ld: ")
+_OF_THE_BUILD: Final = compile_lazily(r"^\s*error: (?:command|subprocess|metadata|legacy)\b|^ERROR: ")
+
+
+@log_check("extension-build-failed", severity=FAIL, owner=Owner.USER, log=LogTraits(sums_up=True))
+def extension_build_failed(log: Log, seen: Sequence[SignMatch]) -> Finding:
+    """An extension in C++ or CUDA could not be compiled.
+
+    ## What breaks
+    A package that compiles its kernels at first use, or as it is installed, stops: "Error building extension 'fused_adam'", "Command
+    '['ninja', '-v']' returned non-zero exit status 1", "Failed building wheel for flash-attn".
+
+    ## Why
+    The compiler's first error says it, and stands above these words, often far above. Mostly compiler, CUDA toolkit and torch don't go
+    together, a header is missing, or the source was written for another torch.
+
+    ## Fix
+    Read the first "error:" above. `ddpdoctor check` sees whether nvcc, compiler and torch go together. A build that was left half done, or
+    was made on another host, lies in `~/.cache/torch_extensions`: remove it, and start again on one rank.
+    """
+    name = word(seen, "extension")
+    told = [line for line in log.errors if _OF_A_COMPILER.search(line.text) and not _OF_THE_BUILD.search(line.text)]
+    first = f": {told[0].text.strip()}" if told else ", and the compiler's own words aren't in this log"
+    return Finding.of(
+        clip(f"{f'The extension {name}' if name else 'An extension'} couldn't be compiled{first}", LONGEST_QUOTE),
+        lines(log, seen),
+        tuple(Evidence(line.text.strip(), where(log, line)) for line in told[:1]),
+        Fix("See on that host whether nvcc, the compiler and torch go together", ("ddpdoctor check",)),
+        None
+        if told
+        else Fix(
+            "Read the first error of the compiler, which stands above all others: repeat the build by itself",
+            ("MAX_JOBS=1 python setup.py build_ext 2>&1 | grep -m1 -B2 -A8 error:",),
+        ),
+        Fix(
+            "A build that was left half done is taken up again: remove it, and let one rank alone build it",
+            ("rm -r ~/.cache/torch_extensions",),
+        ),
     )

@@ -44,7 +44,9 @@ MAX_LINES_ABOUT_EXIT: Final = 8
 """Lines behind the first of a launcher's words on a process that may still be about it."""
 
 _HEADER: Final = "Traceback (most recent call last)"
-_SKIPS: Final = compile_lazily(r"(?i)\bskip(?:s|ping|ped)? (?:this |the |that |current )*(?:(?:mini-?)?batch|sample)\b")
+_SKIPS: Final = compile_lazily(
+    r"(?i)\bskip(?:s|ping|ped)? (?:this |the |that |current )*(?:(?:mini-?)?batch|sample)\b|^[\[(<]skip(?:s|ping|ped)?[\])>]"
+)
 
 
 class FailureKind(Enum):
@@ -172,6 +174,10 @@ def failures_of(log: Log, catalogue: Catalogue) -> list[Failure]:
         for matches in grouped(alone, lambda match: (match.line.file, match.line.number)).values()
         if not all(_was_skipped(match, log) for match in matches)
     ]
+    # Hydra's last line only says that something else did.
+    said = [
+        failure for failure in said if any(SHORTENED not in sign.sign for sign in failure.signs) or not failure.signs
+    ] or ([] if raised else said)
     own = [failure for failure in raised if not failure.raises(is_of_launcher)]
     words = SpokenWords(own + [failure for failure in said if NAMED.match(failure.line.text)], said, ended)
     ended = [
@@ -182,8 +188,8 @@ def failures_of(log: Log, catalogue: Catalogue) -> list[Failure]:
 
 
 def _was_skipped(seen: SignMatch, log: Log) -> bool:
-    """Whether the script says right behind it that it leaves that batch out, and it isn't what its rank says last."""
-    if seen.role is SignRole.EFFECT or not any(_SKIPS.search(log_line.text) for log_line in seen.after):
+    """Whether the script says so, or right behind it that it leaves that batch out, and it isn't what its rank says last."""
+    if seen.role is SignRole.EFFECT or not any(_SKIPS.search(line.text) for line in (seen.line, *seen.after)):
         return False
     last = next((last_words.line for last_words in reversed(log.last) if last_words.rank == seen.line.rank), None)
     return last is not None and last.order > seen.line.order and seen.sign not in last.text

@@ -127,13 +127,6 @@ _MEANINGS: Final = (
         "The DataLoader stacks the samples of a batch, and they are of different sizes.",
         (Fix("Crop, resize or pad all samples to one size in the data set, or give the DataLoader a collate_fn that does; batch_size=1 shows that it is this"),),
     ),
-    # aten/src/ATen/native/LinearAlgebra.cpp
-    Meaning(
-        "mat1 and mat2 shapes cannot be multiplied",
-        "A linear layer, or a product of matrices, gets another number of features than it was made for: in (a x b and c x d) b comes from the data or the "
-        "layer before, and c is what the layer takes.",
-        (Fix("See the shape before that layer, and set its in_features to the last number of it", ("print(x.shape)   # in the script, before that line",)),),
-    ),
     # torch/amp/grad_scaler.py: the scaler takes gradients of float32, which autocast gives where the parameters are of float32.
     Meaning(
         "Attempting to unscale FP16 gradients",

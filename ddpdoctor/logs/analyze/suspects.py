@@ -77,10 +77,13 @@ class Ranked(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def order(self) -> tuple[int, bool, bool, bool, int, int]:
-        """Sort by what tells a cause, is certain and grave, then by what more and longer signs speak for."""
+        """Sort by what tells a cause, is certain and grave, then by what more and longer signs speak for. Of what only sums up, hints nearby may
+        tell the cause."""
         signs = {sighting.sign for sighting in self.sightings}
         longest = max(map(len, signs), default=0)
-        return self.place, self.sums_up, not self.certain, not self.grave, -len(signs), -longest
+        yields = self.sums_up and self.place is EvidencePosition.HINT_IN_THE_FAILURE
+        place = EvidencePosition.HINT_NEAR if yields else self.place
+        return place, self.sums_up, not self.certain, not self.grave, -len(signs), -longest
 
     def suspect(self, *, sure: bool = False) -> Suspect:
         """Turn it into one of the verdict's."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -12,6 +13,8 @@ from ddpdoctor.logs.exceptions import NAMED
 
 FIRST: Final = 20
 """Lines of a file among which those that are sought again are chosen."""
+AT_ONCE: Final = 6
+"""Lines at a file's beginning among which one that comes again is a step's, or each rank's."""
 MAX_SOUGHT: Final = 4
 NEAR: Final = 10
 """Lines among which two of them make a beginning."""
@@ -33,11 +36,15 @@ class FirstLines:
     def __init__(self, texts: Sequence[str]) -> None:
         """texts: of the file's first lines, without labels and clocks."""
         sought: dict[str, _Sought] = {}
+        routine = {
+            shape for shape, times in Counter(_FIGURES.sub("", text) for text in texts[:AT_ONCE]).items() if times > 1
+        }
         for text in texts[:FIRST]:
             part = max(_TELLING.findall(text), key=len, default="").strip()
             if len(part) >= 12 and not text[:1].isspace() and not NAMED.match(text):
                 shape = _FIGURES.sub("", text)
-                sought.setdefault(shape, _Sought(shape, part.encode()))
+                if shape not in routine:
+                    sought.setdefault(shape, _Sought(shape, part.encode()))
         self._sought = list(sought.values())[:MAX_SOUGHT]
         self._hits: list[tuple[LogLine, int]] = []
         self._count = [0] * len(self._sought)

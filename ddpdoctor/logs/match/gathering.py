@@ -29,7 +29,7 @@ from ddpdoctor.knowledge.loader_messages import loader_fault
 from ddpdoctor.logs.exceptions import is_passed_on
 from ddpdoctor.logs.launch_failures import STARTS_AGAIN, attempt_of_file, may_start_again
 from ddpdoctor.logs.match.global_ranks import Fact, Placing, has_year
-from ddpdoctor.logs.match.run_ends import RunEnds
+from ddpdoctor.logs.match.run_ends import RunEnds, is_alone
 from ddpdoctor.logs.match.shape_tally import ShapeTally
 from ddpdoctor.logs.match.vocabulary import VocabularySign
 from ddpdoctor.logs.parse.labels import names_process
@@ -292,6 +292,7 @@ class GatheredLog:
             recurs=_recurs(self._latest),
             trains=trains,
             ended=self._ended(trains),
+            begins=self._begins(),
             more=self.more,
         )
 
@@ -301,6 +302,11 @@ class GatheredLog:
             return ()
         ranks = max(len(self.ranks), self.world_size or 1)
         return tuple(self._run_ends.over(self.files[0], self.launchers, ranks, self._latest, trains))
+
+    def _begins(self) -> LogLine | None:
+        ranks = max(len(self.ranks), self.world_size or 1)
+        alone = len(self.files) == 1 and is_alone(self.launchers, ranks)
+        return self._run_ends.begun[-1] if alone and self._run_ends.begun else None
 
     def _placing(self) -> Placing:
         # A table names the host by its own name; the lines beside it have that of their label or file.

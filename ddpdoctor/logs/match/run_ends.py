@@ -27,16 +27,23 @@ _AT_ONCE: Final = re.compile(
     r"|\S.{0,300}: \w*Warning: )"
 )
 """Loggers, progress bars, warnings, which write at once: what Python holds back of a file's output may still follow when its process has ended."""
+_IMPORTS: Final = re.compile(r"(?:import|from)\s")
+"""The outermost line of a traceback by which a script was still at its imports."""
+LAST_IMPORT: Final = 60
+"""Lines of a script among which its imports stand."""
+FAR: Final = 600.0
+"""Seconds behind the end of one rank after which no other rank of the same run still begins."""
 _REFUSED: Final = re.compile(
     r"[^:]{1,100}: error: (?:the following arguments|unrecognized arguments|argument |ambiguous option)"
 )
 """Argparse's last words."""
-_JOB: Final = re.compile(r"\*\*\* (?:STEP|JOB) (\d+)[^*]* CANCELLED AT ")
+_JOB: Final = re.compile(r"\*\*\* (?:STEP|JOB) (\d{1,12})(?!\d)[^*]{0,200} CANCELLED AT ")
 
 
 class RunEnd(NamedTuple):
     """The lines at which an end began, and was over. alone: it ends the run only if that is of one process. job: Slurm's number of what is over.
-    sure: nobody may have caught it. silent: nothing of the run's follows. time: of the end, or of the line before it."""
+    sure: nobody may have caught it. silent: nothing of the run's follows. early: it had done nothing yet that it could write of. time: of the end, or
+    of the line before it."""
 
     began: int
     over: int
@@ -44,6 +51,7 @@ class RunEnd(NamedTuple):
     job: str = ""
     sure: bool = True
     silent: bool = False
+    early: bool = False
     time: float | None = None
 
 
@@ -61,7 +69,8 @@ class RunEnds:
         time = raised.began.time if raised.line.time is None else raised.line.time
         if ends_its_run(raised):
             alone = not (is_within_launcher(raised) or is_of_launcher(raised))
-            self._add(RunEnd(raised.began.number, number, alone, time=time))
+            early = raised.frames[0].line <= LAST_IMPORT and bool(_IMPORTS.match(raised.frames[0].code))
+            self._add(RunEnd(raised.began.number, number, alone, early=early, time=time))
         elif self._ends and 0 <= raised.began.number - self._ends[-1].over <= LINES_OF_A_MESSAGE:
             self._ends[-1] = self._ends[-1]._replace(over=number)
         else:
@@ -78,7 +87,7 @@ class RunEnds:
     def said(self, line: LogLine) -> None:
         """Take note of a line in which a sign was found."""
         if _REFUSED.match(line.text):
-            self._add(RunEnd(line.number, line.number, silent=True))
+            self._add(RunEnd(line.number, line.number, silent=True, early=True))
 
     def _add(self, end: RunEnd) -> None:
         if len(self._ends) < MAX_ENDS:
@@ -97,11 +106,16 @@ class RunEnds:
             latest: the last lines of the file.
             trains: the step behind which many others stand.
         """
-        alone = ranks < 2 and START_NO_RANKS.issuperset(launchers)
-        known = sorted(end for end in self._ends if alone or not end.alone)
-        ends = [end for end in known if end.sure or self._begins_behind(end)]
+        alone = is_alone(launchers, ranks)
+        apart = 0.0 if alone else FAR
+        known = sorted(self._ends)
+        ends = [
+            end
+            for end in known
+            if ((alone or not end.alone) and end.sure) or self._begins_behind(end, None, apart if end.alone else 0.0)
+        ]
         for end, later in zip_longest(ends, ends[1:]):
-            if begun := self._begins_behind(end, later):
+            if begun := self._begins_behind(end, later, apart if end.alone else 0.0):
                 yield begun.number - 1
             elif later is None:
                 if _goes_on(end, file, latest, trains):
@@ -109,20 +123,25 @@ class RunEnds:
             elif later.began - end.over > LINES_OF_ANOTHER_RUN and not (end.job and end.job == later.job):
                 yield end.over + LINES_OF_ANOTHER_RUN
 
-    def _begins_behind(self, end: RunEnd, later: RunEnd | None = None) -> LogLine | None:
-        """Find the line behind it, and before a later one, at which the file begins again, and by its clock was written later: of what Python has
-        held back the clock is of before."""
+    def _begins_behind(self, end: RunEnd, later: RunEnd | None, apart: float) -> LogLine | None:
+        """Find the line behind it, and before a later one, at which the file begins again, and by its clock was written so many seconds later: of
+        what Python has held back the clock is of before."""
         time = end.time
         if time is None:
             time = max(
                 (line.time for line in self.begun if line.number < end.began and line.time is not None), default=None
             )
+        if time is None:
+            return None
         behind = (
             line for line in self.begun if line.number > end.over and (later is None or line.number < later.began)
         )
-        if time is None:
-            return None
-        return next((line for line in behind if line.time is not None and line.time > time), None)
+        return next((line for line in behind if line.time is not None and line.time > time + apart), None)
+
+
+def is_alone(launchers: Collection[str], ranks: int) -> bool:
+    """Whether a log is of one process, as far as it tells."""
+    return ranks < 2 and START_NO_RANKS.issuperset(launchers)
 
 
 def _goes_on(end: RunEnd, file: LogFile, latest: Sequence[LogLine], trains: LogLine | None) -> bool:
@@ -130,5 +149,5 @@ def _goes_on(end: RunEnd, file: LogFile, latest: Sequence[LogLine], trains: LogL
     held_back = (file.lines - end.over) * file.bytes / file.lines <= MOST_HELD_BACK
     if not held_back and (end.silent or (trains and trains.number > end.over)):
         return True
-    behind = {line.text for line in latest if line.number > end.over and _AT_ONCE.match(line.text)}
+    behind = {line.text for line in latest if line.number > end.over and (end.early or _AT_ONCE.match(line.text))}
     return len(behind) >= LINES_OF_WORK

@@ -80,7 +80,7 @@ def test_a_failed_program_is_not_explained_by_a_traceback_that_is_cut() -> None:
     )
     log = read(raised + cut + '  File "/home/ada/train.py", line 3, in main\n    fused()\n    ^^^^^^^\n')
     found = verdict_of(log, catalogue())
-    assert found.outcome is RunOutcome.UNRECOGNISED
+    assert [suspect.slug for suspect in found.suspects] == ["extension-build-failed"]
     assert not more_of(found.lead, found.raised, log)
 
 
@@ -114,7 +114,10 @@ def test_a_program_that_is_no_rank_fails_by_itself(command: str) -> None:
     found = verdict(raised + end)
     assert found.raised is not None
     assert found.raised.exception == "subprocess.CalledProcessError"
-    assert (found.outcome, found.lead.rank if found.lead else None) == (RunOutcome.UNRECOGNISED, 1)
+    builds = found.outcome is RunOutcome.ILLNESS and found.suspects[0].slug == "extension-build-failed"
+    assert builds if "ninja" in command else found.outcome is RunOutcome.UNRECOGNISED
+    assert found.lead is not None
+    assert found.lead.rank == 1
 
 
 def test_a_script_that_was_started_by_another_is_still_its_rank() -> None:
