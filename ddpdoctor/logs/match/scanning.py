@@ -71,6 +71,8 @@ class FileScan:
         self._ends = False
         """What is left is the last: all of it is read, routine or not."""
         self._first = FirstLines(())
+        self._ends_here = False
+        """The block at hand is the last one."""
         self._head = Labelled("")
         self._head_key = b""
         """Of the line that began in an earlier block."""
@@ -93,6 +95,7 @@ class FileScan:
         taken = self._pieces.rfind(b"\n", 0, size) + 1 or min(size, len(self._pieces))
         if self._ends and len(self._pieces) <= size:
             taken = len(self._pieces)
+        self._ends_here = self._ends and taken == len(self._pieces)
         self._block(bytes(memoryview(self._pieces)[:taken]))
         del self._pieces[:taken]
 
@@ -188,6 +191,10 @@ class FileScan:
         # A text may begin in the part of a long line that came before.
         base = start - min(self._vocabulary.longest - 1, start) if self._within else start
         matches = self._vocabulary.matches(memoryview(text)[base:])
+        if self._ends_here and (cut := self._vocabulary.cut_off(text[base:].rstrip()[-MAX_LINE_BYTES:])):
+            place, begin, _ = cut
+            behind = len(text.rstrip()) - base
+            matches = [*matches, (place, behind - min(behind, MAX_LINE_BYTES) + begin, behind)]
         at, most = 0, len(matches)
         here = counted = start
         while at < most and base + matches[at][2] <= start:

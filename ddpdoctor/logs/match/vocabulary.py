@@ -15,6 +15,9 @@ from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.log_signs import LogSign
 from ddpdoctor.logs.parse.tracebacks import HEADER
 
+LEFT_OF_A_TEXT = 24
+"""Bytes of a sign's text by which it is known where a log breaks off within it."""
+
 
 class Wanted(Enum):
     """The use of a literal text to the engine itself, and how many lines of a rank with it are read before the rest may be routine."""
@@ -92,6 +95,21 @@ class Vocabulary:
     def automaton(self) -> ahocorasick_rs.BytesAhoCorasick:
         literals = [sought.text.encode() for sought in self.texts]
         return ahocorasick_rs.BytesAhoCorasick(literals, implementation=ahocorasick_rs.Implementation.DFA)
+
+    def cut_off(self, text: bytes) -> tuple[int, int, int] | None:
+        """Find the text of a sign in one of whose words what is there breaks off, as a log that was cut may.
+
+        Only signs that ask for no more of their line than that text are looked for.
+        """
+        found: list[tuple[int, int, int]] = []
+        for place, sought in enumerate(self.texts):
+            literal = sought.text.encode()
+            begin = text.rfind(literal[:LEFT_OF_A_TEXT]) if len(literal) > LEFT_OF_A_TEXT else -1
+            alone = any(sign.pattern is None and not sign.sign.near for sign in sought.signs)
+            left = len(text) - begin
+            if begin >= 0 and alone and literal.startswith(text[begin:]) and literal[left - 1 : left + 1].isalpha():
+                found.append((place, begin, len(text)))
+        return min(found, key=lambda match: match[1], default=None)
 
     def matches(self, text: memoryview) -> Sequence[tuple[int, int, int]]:
         """Find all texts that stand in it: (place among the texts, start, end), by end."""

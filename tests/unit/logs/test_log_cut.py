@@ -220,3 +220,19 @@ def test_a_frame_whose_label_is_cut_off_goes_with_the_rank_behind_it() -> None:
 def test_such_a_frame_before_a_rank_s_other_words_stays_nobodys() -> None:
     (found,) = read('  File "/home/ada/train.py", line 7, in step\n[rank1]: epoch 3 begins\n').raised
     assert (found.exception, found.began.rank) == ("", None)
+
+
+@pytest.mark.parametrize(
+    ("left", "slugs"),
+    [
+        ("RuntimeError: ProcessGroupNCCL is only supp", ["no-nvidia-driver"]),
+        ("RuntimeError: ProcessGroupNCCL is only", []),
+        ("RuntimeError: ProcessGroupNCCL is only supported for odd jobs", []),
+        ("RuntimeError: ProcessGroupNCCL is only supp\nstep 3", []),
+    ],
+    ids=["within a word", "at a word's end", "other words", "the log goes on"],
+)
+def test_a_sign_in_whose_words_the_log_breaks_off_is_known(left: str, slugs: list[str]) -> None:
+    text = 'Traceback (most recent call last):\n  File "/w/train.py", line 3, in main\n    dist.init_process_group("nccl")\n'
+    found = verdict_of(read(text + left), catalogue())
+    assert [suspect.slug for suspect in found.suspects if suspect.slug != "user-code-error"][:1] == slugs
