@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
+from typing import Final
 
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.lazy_patterns import compile_lazily
+from ddpdoctor.base.log_signs import SignRole
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, if_known, known, known_or
 from ddpdoctor.checks.shared_fixes import distribution_of, install_package, is_debian
+from ddpdoctor.engine.log_traits import Particulars
 from ddpdoctor.engine.registry import LogTraits, check, requires
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.facts.pci import Pci, PciDevice
@@ -65,7 +68,28 @@ def _addresses(gpus: tuple[PciDevice, ...]) -> Evidence:
     return Evidence(f"NVIDIA GPUs on the PCI bus: {listed(seen, most=8)}", "/sys/bus/pci/devices")
 
 
-@check("no-nvidia-driver", severity=FAIL, owner=Owner.NODE)
+_NO_LIBRARY: Final = ("Found no NVIDIA driver", "libcuda.so")
+
+
+def _as_a_run_sees_it(seen: Sequence[SignMatch], log: Log) -> Particulars:
+    """A log doesn't tell whether there is a GPU at all."""
+    if any(match.role is SignRole.NAMES for match in seen):
+        return Particulars()
+    no_library = any(part in match.sign for match in seen for part in _NO_LIBRARY)
+    return Particulars(
+        summary="torch finds no NVIDIA driver" if no_library else "torch sees no GPU",
+        cause="libcuda.so.1, which comes with the driver, isn't where the job ran, or shows no GPU: a node without GPUs (a login node, a partition for CPUs, "
+        "a job that asked for none), a container that was started without them, or a host whose driver was never installed.",
+        fixes=(
+            Fix("See on that host, in the same job and container, whether there is one", ("nvidia-smi -L",)),
+            Fix("Under Slurm ask for GPUs", ("sbatch --gres=gpu:1 job.sh",)),
+            Fix("Start a container with its GPUs", ("docker run --gpus all ...", "apptainer exec --nv ...")),
+            Fix("If the host has a GPU and no driver, the administrator has to install it"),
+        ),
+    )
+
+
+@check("no-nvidia-driver", severity=FAIL, owner=Owner.NODE, log=LogTraits(particulars=_as_a_run_sees_it))
 def no_nvidia_driver(pci: Pci, driver: Driver, machine: Machine, container: Container) -> Iterator[Finding]:
     """There is an NVIDIA GPU, and no NVIDIA driver.
 
