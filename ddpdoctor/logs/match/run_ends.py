@@ -34,16 +34,16 @@ LAST_IMPORT: Final = 60
 FAR: Final = 600.0
 """Seconds behind the end of one rank after which no other rank of the same run still begins."""
 _REFUSED: Final = re.compile(
-    r"[^:]{1,100}: error: (?:the following arguments|unrecognized arguments|argument |ambiguous option)"
+    r"[^:]{1,100}: error: (?:the following arguments|unrecognized arguments|argument |ambiguous option)|(?:Syntax|Indentation)Error: "
 )
-"""Argparse's last words."""
+"""The last words of argparse, and of a script that can't be read."""
 _JOB: Final = re.compile(r"\*\*\* (?:STEP|JOB) (\d{1,12})(?!\d)[^*]{0,200} CANCELLED AT ")
 
 
 class RunEnd(NamedTuple):
     """The lines at which an end began, and was over. alone: it ends the run only if that is of one process. job: Slurm's number of what is over.
-    sure: nobody may have caught it. silent: nothing of the run's follows. early: it had done nothing yet that it could write of. time: of the end, or
-    of the line before it."""
+    sure: nobody may have caught it. silent: nothing of the run's follows. early: it had done nothing yet that it could write of. words: the last ones.
+    time: of the end, or of the line before it."""
 
     began: int
     over: int
@@ -52,6 +52,7 @@ class RunEnd(NamedTuple):
     sure: bool = True
     silent: bool = False
     early: bool = False
+    words: str = ""
     time: float | None = None
 
 
@@ -70,7 +71,7 @@ class RunEnds:
         if ends_its_run(raised):
             alone = not (is_within_launcher(raised) or is_of_launcher(raised))
             early = raised.frames[0].line <= LAST_IMPORT and bool(_IMPORTS.match(raised.frames[0].code))
-            self._add(RunEnd(raised.began.number, number, alone, early=early, time=time))
+            self._add(RunEnd(raised.began.number, number, alone, early=early, words=raised.line.text, time=time))
         elif self._ends and 0 <= raised.began.number - self._ends[-1].over <= LINES_OF_A_MESSAGE:
             self._ends[-1] = self._ends[-1]._replace(over=number)
         else:
@@ -87,7 +88,7 @@ class RunEnds:
     def said(self, line: LogLine) -> None:
         """Take note of a line in which a sign was found."""
         if _REFUSED.match(line.text):
-            self._add(RunEnd(line.number, line.number, silent=True, early=True))
+            self._add(RunEnd(line.number, line.number, silent=True, early=True, words=line.text))
 
     def _add(self, end: RunEnd) -> None:
         if len(self._ends) < MAX_ENDS:
@@ -96,7 +97,7 @@ class RunEnds:
     def over(
         self, file: LogFile, launchers: Collection[str], ranks: int, latest: Sequence[LogLine], trains: LogLine | None
     ) -> Iterator[int]:
-        """Find the lines by which runs are over. An end that follows at once may be another rank's, and lines right behind are still the same run's,
+        """Find the lines by which runs are over. An end that follows at once may be another rank's, unless the first was one at its imports, and says something else; and lines right behind are still the same run's,
         as are steps that Python has held back until it ended, as many as its buffer takes.
 
         Args:
@@ -120,6 +121,8 @@ class RunEnds:
             elif later is None:
                 if _goes_on(end, file, latest, trains):
                     yield end.over + LINES_OF_ANOTHER_RUN
+            elif end.early and later.words not in ("", end.words):
+                yield end.over
             elif later.began - end.over > LINES_OF_ANOTHER_RUN and not (end.job and end.job == later.job):
                 yield end.over + LINES_OF_ANOTHER_RUN
 

@@ -156,3 +156,14 @@ def test_who_refuses_its_arguments_has_done_nothing() -> None:
     verdict = verdict_of(read(refused + BARS), catalogue())
     assert (verdict.lead, verdict.ended_well, len(verdict.elsewhere)) == (None, True, 1)
     assert verdict_of(read(refused + "retrying\n"), catalogue()).lead is not None
+
+
+def test_an_end_at_the_imports_leaves_nothing_for_another_one_to_follow_from() -> None:
+    syntax = '  File "/w/train.py", line 71\n    data = read(name)\n    ^\nSyntaxError: invalid syntax\n'
+    missing = "Traceback (most recent call last):\n  File \"/w/train.py\", line 3, in <module>\n    from parts import read\nModuleNotFoundError: No module named 'parts'\n"
+    assert verdict_of(read(syntax + missing), catalogue()).raised is not None
+    assert judged(missing + run("KeyError: 'b'", steps=0)) == ("'b'", ["No module named 'parts'"])
+    # Ranks without labels all raise the same.
+    assert verdict_of(read(missing * 4), catalogue()).elsewhere == ()
+    work = "".join(f"batch {number} of 90\n" for number in range(12))
+    assert verdict_of(read(missing + work), catalogue()).ended_well
