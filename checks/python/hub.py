@@ -78,6 +78,7 @@ def hub_unavailable(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """
     dataset = word(seen, "dataset")
     wanted = HubRepository(dataset or word(seen, "name"), is_dataset=bool(dataset))
+    # The last word of a chain is often that of another cause: "We couldn't connect" where the Hub answered 429. All of it decides.
     if word(seen, "busy"):
         return _busy(wanted)
     if word(seen, "token") or word(seen, "gated"):
