@@ -19,7 +19,7 @@ MAX_SOUGHT: Final = 4
 NEAR: Final = 10
 """Lines among which two of them make a beginning."""
 MAX_HITS: Final = 1000
-"""Of a line that comes more often nobody thinks that it begins a run."""
+"""A line of whose words others have so many begins no run."""
 _FIGURES: Final = re.compile(r"\d+")
 _TELLING: Final = re.compile(r"[^\d]{12,200}")
 """A part of a line without figures, long enough to be found by."""
@@ -60,8 +60,8 @@ class FirstLines:
                 here += text.count(b"\n", counted, begin)
                 counted = begin
                 line = line_at(text[begin:at].rstrip(b"\r"), here)
+                self._count[place] += 1
                 if _FIGURES.sub("", line.text) == one.shape:
-                    self._count[place] += 1
                     self._hits.append((line, place))
 
     def again(self) -> Iterator[LogLine]:
