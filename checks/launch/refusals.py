@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix, Owner
 from ddpdoctor.checks.log_check import log_check
+from ddpdoctor.engine.log_traits import LogTraits
 from ddpdoctor.facts.log import Log, LogLine, SignMatch
 from ddpdoctor.logs.analyze.sightings import lines, where
 
@@ -177,7 +178,12 @@ OF_LSF: Final = (
 )
 
 
-@log_check("job-refused", severity=FAIL, owner=Owner.USER)
+def _is_of_a_later_job(one: SignMatch, log: Log) -> bool:
+    """Whether a job that has trained wanted to have another one started."""
+    return any(step is not None and step.order < one.line.order for step in (log.trains, log.recurs))
+
+
+@log_check("job-refused", severity=FAIL, owner=Owner.USER, log=LogTraits(refuted=_is_of_a_later_job))
 def job_refused(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """The scheduler refuses the job: it was never started.
 

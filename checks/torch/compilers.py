@@ -8,10 +8,11 @@ from typing import Final
 
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.lazy_patterns import compile_lazily
+from ddpdoctor.base.log_signs import SignRole
 from ddpdoctor.base.text import LONGEST_QUOTE, clip
 from ddpdoctor.checks.log_check import log_check
 from ddpdoctor.engine.log_traits import LogTraits
-from ddpdoctor.facts.log import Log, SignMatch
+from ddpdoctor.facts.log import Log, LoggedException, LogLine, SignMatch
 from ddpdoctor.knowledge.python_commands import python_of, versions_installed
 from ddpdoctor.logs.analyze.sightings import lines, where, word
 
@@ -22,7 +23,32 @@ WITHOUT_COMPILING: Final = Fix(
 )
 
 
-@log_check("compiler-missing", severity=FAIL, owner=Owner.NODE)
+MAX_LINES_OF_WARNING: Final = 100
+"""Lines of torch.compile's warning, with the traceback that says why."""
+
+
+def _left_as_it_is(seen: Sequence[SignMatch], log: Log) -> list[LoggedException]:
+    """The exceptions that torch.compile only warns of: it goes on without compiling."""
+    return [raised for raised in log.raised if _is_in_a_warning(raised.line, log)]
+
+
+def _is_in_a_warning(line: LogLine, log: Log) -> bool:
+    warned = (
+        match.line for match in log.sightings if match.slug == "compiler-missing" and match.role is SignRole.NOISE
+    )
+    return any(one.stream == line.stream and 0 < line.number - one.number <= MAX_LINES_OF_WARNING for one in warned)
+
+
+def _is_only_warned_of(one: SignMatch, log: Log) -> bool:
+    return _is_in_a_warning(one.line, log)
+
+
+@log_check(
+    "compiler-missing",
+    severity=FAIL,
+    owner=Owner.NODE,
+    log=LogTraits(recovered=_left_as_it_is, refuted=_is_only_warned_of),
+)
 def compiler_missing(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """A compiler, Python's headers or Triton isn't there, and code has to be compiled.
 
@@ -86,7 +112,17 @@ _OF_A_COMPILER: Final = compile_lazily(r"(?:^|\s|:)(?:fatal )?error(?: #?[A-Z]*\
 _OF_THE_BUILD: Final = compile_lazily(r"^\s*error: (?:command|subprocess|metadata|legacy)\b|^ERROR: ")
 
 
-@log_check("extension-build-failed", severity=FAIL, owner=Owner.USER, log=LogTraits(sums_up=True))
+def _was_installed(one: SignMatch, log: Log) -> bool:
+    """Whether pip says behind it that it has installed all after all."""
+    installed = (
+        match.line for match in log.sightings if match.slug == "extension-build-failed" and match.role is SignRole.NOISE
+    )
+    return any(line.stream == one.line.stream and line.order > one.line.order for line in installed)
+
+
+@log_check(
+    "extension-build-failed", severity=FAIL, owner=Owner.USER, log=LogTraits(sums_up=True, refuted=_was_installed)
+)
 def extension_build_failed(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """An extension in C++ or CUDA could not be compiled.
 

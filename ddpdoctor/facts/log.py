@@ -187,8 +187,6 @@ class Log(Facts, frozen=True, kw_only=True):
     """The last but one of those that read like steps, and don't all stand together as a message's do."""
     trains: LogLine | None = None
     """Of the latest steps that give a loss, the tenth from the end: nothing before it has ended the training."""
-    begins: LogLine | None = None
-    """Of a run of one process, the last line at which the file begins again, as it does with each run."""
     ended: tuple[int, ...] = ()
     """Lines of the file by which a run was over, and another one follows: behind an exception that nobody caught, of the launcher if one is known."""
     more: int = 0

@@ -46,6 +46,9 @@ _NO_PROGRAM: Final = compile_lazily(
     rf"|(?:(?:^|[\s/])env:|: failed to (?:run command|execute)|: execution of) {_QUOTED}: No such file or directory"
 )
 """Shells, slurmstepd, container runtimes, and the tools that start a program for others."""
+_TRAINS: Final = compile_lazily(
+    r"python[\d.]*|torchrun|srun|accelerate|deepspeed|colossalai|horovodrun|mpirun|mpiexec(?:\.\w+)?|prterun|orted|ray|conda|apptainer|singularity|docker|uv"
+)
 _ATTEMPT: Final = compile_lazily(r"(?:^|[/_-])attempt_(\d+)(?:/|$)")
 _GIVES_UP: Final = compile_lazily("|".join(map(re.escape, GIVES_UP)))
 
@@ -63,6 +66,11 @@ def is_of_launching(text: str) -> bool:
 def programs_missing(text: str) -> list[str]:
     """Name the programs that could not be started, since nobody finds them."""
     return [next(filter(None, found.groups())) for found in _NO_PROGRAM.finditer(text)]
+
+
+def runs_the_training(program: str) -> bool:
+    """Whether nothing trains without that program: Python itself, a launcher, what a launcher was given by its path, or an option that was cut off."""
+    return MissingKind.of(program) in (MissingKind.FILE, MissingKind.OPTION) or bool(_TRAINS.fullmatch(program))
 
 
 class MissingKind(Enum):

@@ -4,7 +4,7 @@ what the log says of each. Pure."""
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -79,8 +79,6 @@ def _shared_out(log: Log, numbers: Sequence[int], attempt: Callable[[LogLine], i
             number = attempt(part if isinstance(part, LogLine) else part.line)
             for own in numbers if noise else (number,):
                 groups.setdefault(own, []).append(part)
-    for number in numbers if log.ended else ():
-        parts["sightings"].setdefault(number, []).extend(_said_again(log, number, parts, attempt))
     lines = {name: line for name in _LINES if (line := getattr(log, name))}
     return tuple(
         msgspec.structs.replace(
@@ -91,20 +89,6 @@ def _shared_out(log: Log, numbers: Sequence[int], attempt: Callable[[LogLine], i
         )
         for number in numbers
     )
-
-
-def _said_again(
-    log: Log,
-    number: int,
-    parts: Mapping[str, Mapping[int | None, Sequence[_Part]]],
-    attempt: Callable[[LogLine], int | None],
-) -> list[SignMatch]:
-    """Find the words of a run's exceptions that an earlier run has said, too: of what is said again only the first place is known."""
-    raised = [one for one in parts["raised"].get(number, ()) if isinstance(one, LoggedException)]
-    again = (seen for seen in log.sightings if seen.times > 1 and seen.role is not SignRole.NOISE)
-    return [
-        seen for seen in again if (attempt(seen.line) or 0) < number and any(seen.sign in one.message for one in raised)
-    ]
 
 
 def _of_file(log: Log, file: int) -> Log:

@@ -68,7 +68,7 @@ WEIGHTS: Final = (
     LogRule("said-of-others", "user-code-error/sick-behind-a-doubled-rank.log", lambda failure, course: _is_said(failure) and _is_of_others(failure, course), 2),
     LogRule("said", "container-network-isolated/sick-docker.log", lambda failure, course: _is_said(failure), 1),
     LogRule("named-of-others", "container-network-isolated/near-miss-docker0.log", _is_of_others, 3),
-    LogRule("named", "apex-build-isolation/near-miss-setup-wants-numpy.log", lambda failure, course: failure.names, 0),
+    LogRule("named", "batchnorm-batch-of-one/sick-srun-torchrun.log", lambda failure, course: failure.names, 0),
     LogRule("ended", "collective-desync/sick-gather-tee.log", lambda failure, course: failure.exited, 1),
     LogRule("hints", "cuda-illegal-access/sick-interrupted-behind-it.log", lambda failure, course: failure.signs, 4),
 )  # fmt: skip

@@ -171,11 +171,9 @@ def ended_well(course: Timeline) -> bool:
 
 
 def _trained_on(failure: Failure, course: Timeline) -> bool:
-    """Whether the training, which can't do without any of its ranks, took many steps behind it, or the file begins again behind mere words. What Python writes to a file it may
+    """Whether the training, which can't do without any of its ranks, took many steps behind it. What Python writes to a file it may
     hold back until it ends, so that steps stand behind the exception that came after them."""
-    trains, begins = course.log.trains, course.log.begins
-    if failure.raised is None and begins is not None and failure.over.order < begins.order:
-        return True
+    trains = course.log.trains
     if trains is None or failure.over.file != trains.file or failure.over.order >= trains.order:
         return False
     if failure.rank is not None and trains.rank not in (None, failure.rank):

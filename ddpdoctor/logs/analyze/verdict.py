@@ -28,7 +28,7 @@ from ddpdoctor.logs.analyze.suspects import Suspect as Suspect
 from ddpdoctor.logs.analyze.timeline import Timeline, says_much
 from ddpdoctor.logs.analyze.timeouts import hypotheses
 from ddpdoctor.logs.exceptions import NAMED, exception_in, is_alike, is_cut, is_of_launcher, is_ordinary, kind_of
-from ddpdoctor.logs.launch_failures import TERMINATIONS, programs_missing
+from ddpdoctor.logs.launch_failures import TERMINATIONS, programs_missing, runs_the_training
 from ddpdoctor.logs.parse.exits import RAY_TRAIN
 
 MAX_LINES_TO_LAUNCHER: Final = 2
@@ -292,7 +292,11 @@ def _just_before(end: LogLine, course: Timeline) -> LogLine | None:
         for late_error in _late_errors(course)
         if late_error.file == end.file and 0 < end.number - late_error.number <= MAX_LINES_TO_LAUNCHER
     ]
-    telling = (line for line in reversed(near) if NAMED.match(line.text) or programs_missing(line.text))
+    telling = (
+        line
+        for line in reversed(near)
+        if NAMED.match(line.text) or any(map(runs_the_training, programs_missing(line.text)))
+    )
     return next(telling, None)
 
 
@@ -345,16 +349,35 @@ def _was_told(exited: ProcessExit) -> bool:
     return signal_of(exited) in TERMINATIONS
 
 
+def _first_that_counts(errors: Sequence[LogLine], course: Timeline) -> LogLine | None:
+    """Pick the first error; of a single process's exceptions the one that is its last line, which it didn't get over."""
+    last = [
+        error
+        for error in errors
+        if course.latest is not None and error.order == course.latest.order and NAMED.match(error.text)
+    ]
+    alone = not course.log.ranks and not course.log.launcher
+    return next(iter([*last, *errors] if alone else errors), None)
+
+
+def _is_in_passing(line: LogLine, course: Timeline) -> bool:
+    """Whether a job script doesn't find a program that trains nothing, behind a training that took steps."""
+    programs, log = programs_missing(line.text), course.log
+    steps = any(step is not None and step.order < line.order for step in (log.trains, log.recurs, log.steps))
+    return bool(programs) and steps and not any(map(runs_the_training, programs))
+
+
 def _mistake_in(line: LogLine, course: Timeline) -> LogVerdict | None:
     """Judge a line that no sign knows: an exception without its traceback is mostly a mistake, and a program that nobody finds surely is."""
     raised = exception_in(line)
-    absent = bool(programs_missing(line.text))
+    programs = programs_missing(line.text)
+    absent = bool(programs)
     if not absent and not (raised and is_ordinary(raised)):
         return None
     slug = course.catalogue.slug_for(LogTopic.MISTAKE)
     return LogVerdict(
         outcome=RunOutcome.USER_ERROR,
-        suspects=(Suspect(slug=slug, sure=absent, sightings=(), why=WHY_LEAD),),
+        suspects=(Suspect(slug=slug, sure=any(map(runs_the_training, programs)), sightings=(), why=WHY_LEAD),),
         lead=line,
         raised=None if absent else raised,
     )
@@ -365,7 +388,9 @@ def _without_cause(effects: tuple[SignMatch, ...], course: Timeline) -> LogVerdi
     log, failures = course.log, course.failures
     if not failures:
         errors = _last_errors(course) or _ended_badly(course)
-        lead = errors[0] if errors else None
+        lead = _first_that_counts(errors, course)
+        if lead and _is_in_passing(lead, course):
+            return LogVerdict(outcome=RunOutcome.NOTHING, ended_well=True, survived=(lead,))
         if lead and (mistake := _mistake_in(lead, course)):
             return mistake
         return LogVerdict(

@@ -65,14 +65,16 @@ class FirstLines:
                     self._hits.append((line, place))
 
     def again(self) -> Iterator[LogLine]:
-        """The lines at which the file begins again, with at least two of them, in their order."""
+        """The lines at which the file begins again, with the first of them and at least another one, in their order."""
         rare = sorted(
             ((line, place) for line, place in self._hits if self._count[place] < MAX_HITS),
             key=lambda hit: hit[0].number,
         )
         begun: LogLine | None = None
         for (line, place), (later, place_of_later) in pairwise(rare):
-            goes_on = place < place_of_later and later.number - line.number <= NEAR
+            goes_on = (
+                (place == 0 or begun is not None) and place < place_of_later and later.number - line.number <= NEAR
+            )
             if goes_on and begun is None:
                 yield line
             begun = line if goes_on else None

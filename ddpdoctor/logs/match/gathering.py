@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final
@@ -29,7 +30,7 @@ from ddpdoctor.knowledge.loader_messages import loader_fault
 from ddpdoctor.logs.exceptions import is_passed_on
 from ddpdoctor.logs.launch_failures import STARTS_AGAIN, attempt_of_file, may_start_again
 from ddpdoctor.logs.match.global_ranks import Fact, Placing, has_year
-from ddpdoctor.logs.match.run_ends import RunEnds, is_alone
+from ddpdoctor.logs.match.run_ends import RunEnds
 from ddpdoctor.logs.match.shape_tally import ShapeTally
 from ddpdoctor.logs.match.vocabulary import VocabularySign
 from ddpdoctor.logs.parse.labels import names_process
@@ -43,7 +44,7 @@ MAX_STACKS_OF_A_RANK = 8
 MAX_OF_AN_EXCEPTION = 3
 """Tracebacks that are kept of one rank, exception and place: the first ones, and the last, behind which a run may have ended."""
 MAX_EXITED = 5000
-MAX_ERRORS = 300
+MAX_ERRORS = 3000
 MAX_ERRORS_OF_A_RANK = 12
 MAX_RANKS = 20_000
 MAX_HOSTS = 4096
@@ -105,19 +106,21 @@ class GatheredLog:
     """Of processes that have named it."""
     shapes: ShapeTally | None = None
     """Where the kinds of all lines are counted, to compare the run with others."""
-    _sightings: dict[tuple[int, bool, object], SeenSign] = field(default_factory=dict)
+    _sightings: dict[tuple[int, bool, tuple[object, int]], SeenSign] = field(default_factory=dict)
     _of_a_sign: Counter[int] = field(default_factory=Counter)
     _raised: dict[tuple[object, ...], list[LoggedException]] = field(default_factory=dict)
     _kept_raised: int = 0
     _run_ends: RunEnds = field(default_factory=RunEnds)
     _stacks: dict[tuple[int, int | str], list[LoggedStack]] = field(default_factory=dict)
-    _errors: list[list[LogLine]] = field(default_factory=list)
+    _errors: list[tuple[object, list[LogLine]]] = field(default_factory=list)
     """The first of each counts."""
     _errors_of: Counter[object] = field(default_factory=Counter)
     _noise: dict[str, HealthyMessage] = field(default_factory=dict)
     _last: dict[tuple[int | None, int | None, str], LogLine] = field(default_factory=dict)
     _pairs: dict[tuple[str, int, int], None] = field(default_factory=dict)
     _first_date: float | None = None
+    _highest: int = 0
+    """Of the ranks that lines speak of."""
     _latest: deque[LogLine] = field(default_factory=lambda: deque(maxlen=LINES_OF_LAST_STEPS))
 
     def begins(self, name: str) -> None:
@@ -139,9 +142,17 @@ class GatheredLog:
         file = line.file if not line.host and line.local_rank is None else ""
         return self.attempt, f"{line.host}/{line.local_rank}/{file}"
 
+    def _name(self, rank: int | None) -> None:
+        """Take note that a line speaks of that rank."""
+        self._highest = max(self._highest, rank or 0)
+
+    def _in_run(self, line: LogLine) -> tuple[object, int]:
+        """Return whose line it is, and behind how many ends: what one run has said, another one says again."""
+        return self._whose(line), self._run_ends.count
+
     def again(self, sign: VocabularySign, line: LogLine) -> SeenSign | None:
         """Count a sighting that its rank has said before, in earnest; None: it hasn't."""
-        known = self._sightings.get((sign.number, False, self._whose(line)))
+        known = self._sightings.get((sign.number, False, self._in_run(line)))
         if known:
             known.times += 1
             self._run_ends.said(line)
@@ -150,7 +161,7 @@ class GatheredLog:
     def sighting(self, seen: SeenSign) -> bool:
         """Keep a sighting; return whether it is the first of its rank."""
         number = seen.sign.number
-        key = (number, seen.quoted, self._whose(seen.line))
+        key = (number, seen.quoted, self._in_run(seen.line))
         if known := self._sightings.get(key):
             known.times += 1
         elif self._of_a_sign[number] >= MAX_OF_A_SIGN or len(self._sightings) >= MAX_SIGHTINGS:
@@ -178,6 +189,7 @@ class GatheredLog:
 
     def raise_(self, raised: LoggedException) -> None:
         """Keep an exception with its traceback."""
+        self._meet()
         self._run_ends.raise_(raised)
         whose = self._alike(raised)
         known = self._raised.get(whose, [])
@@ -203,6 +215,8 @@ class GatheredLog:
     def exit(self, exited: ProcessExit) -> None:
         """Keep the end of a process."""
         self.attempt += may_start_again(exited)
+        self._name(exited.rank)
+        self._meet()
         self._run_ends.exit(exited)
         if len(self.exited) < MAX_EXITED:
             self.exited.append(exited)
@@ -211,15 +225,15 @@ class GatheredLog:
 
     def wants_error(self, line: LogLine) -> bool:
         """Whether another line of that rank that speaks of an error is still kept."""
-        if len(self._errors) < MAX_ERRORS and self._errors_of[self._whose(line)] < MAX_ERRORS_OF_A_RANK:
+        if len(self._errors) < MAX_ERRORS and self._errors_of[self._in_run(line)] < MAX_ERRORS_OF_A_RANK:
             return True
         self.more += 1
         return False
 
     def error(self, line: LogLine, told: list[LogLine]) -> None:
         """Keep a line that speaks of an error. told: that line; or, where it only announces one, what takes the lines behind it."""
-        self._errors_of[self._whose(line)] += 1
-        self._errors.append(told)
+        self._errors_of[self._in_run(line)] += 1
+        self._errors.append((self._whose(line), told))
 
     def harmless(self, text: LogSign, line: LogLine) -> HealthyMessage:
         """Count a message of healthy runs."""
@@ -231,11 +245,13 @@ class GatheredLog:
         """Take note that a line itself names the rank of the process that wrote it."""
         if process and len(self.rank_of) < MAX_RANKS:
             self.rank_of.setdefault(process, rank)
+        self._name(rank)
         if len(self.ranks) < MAX_RANKS:
             self.ranks.add(rank)
 
     def met(self, line: LogLine, said_by: str) -> None:
         """Take note whose a line is, whatever it says."""
+        self._name(line.rank)
         if line.rank is not None and len(self.ranks) < MAX_RANKS:
             self.ranks.add(line.rank)
             if line.local_rank is not None and len(self._pairs) < MAX_RANKS:
@@ -264,13 +280,14 @@ class GatheredLog:
             (line.rank, line.host if names_process(line.host) else ""): LastWords(rank=line.rank, line=line)
             for line in last
         }
-        errors = {lines[0].order: lines[0] for lines in self._errors if lines}
+        trains = _trains(self._latest)
+        ended = self._ended(trains)
+        errors = {line.order: line for line in self._first_errors(ended)}
         if exited:
             # That an attempt failed is none beside words on a process's end.
             errors = {order: line for order, line in errors.items() if STARTS_AGAIN not in line.text}
         said = {end.rank for end in exited} | {line.rank for line in last}
         ranks = self.ranks | {rank for rank in said if rank is not None}
-        trains = _trains(self._latest)
         return Log(
             files=tuple(self.files),
             notes=tuple(self.notes),
@@ -279,7 +296,7 @@ class GatheredLog:
             ranks=tuple(sorted(ranks)),
             hosts=tuple(self.hosts),
             ahead=next(iter(self.ahead)) if len(self.ahead) == 1 else 0.0,
-            sightings=_in_order(_sighting(seen, placing) for seen in self._sightings.values()),
+            sightings=_in_order(_sighting(seen, placing) for seen in self._first_sightings(ended)),
             raised=_with_own_lines(_in_order(map(placing.fact, chain.from_iterable(self._raised.values())))),
             stacks=_in_order(map(placing.fact, chain.from_iterable(self._stacks.values()))),
             exited=exited,
@@ -291,22 +308,38 @@ class GatheredLog:
             steps=_steps(self._latest),
             recurs=_recurs(self._latest),
             trains=trains,
-            ended=self._ended(trains),
-            begins=self._begins(),
+            ended=ended,
             more=self.more,
         )
+
+    def _first_sightings(self, ended: Sequence[int]) -> Iterable[SeenSign]:
+        """Return what each rank has said in each run, where it said it first: an end that was no run's parts nothing."""
+        first: dict[tuple[object, ...], SeenSign] = {}
+        for (number, quoted, (whose, _)), seen in self._sightings.items():
+            known = first.setdefault((number, quoted, whose, bisect_left(ended, seen.line.number)), seen)
+            if known is not seen:
+                known.times += seen.times
+        return first.values()
+
+    def _first_errors(self, ended: Sequence[int]) -> Iterator[LogLine]:
+        """Yield the first lines of each rank that speak of an error, in each run."""
+        kept: Counter[object] = Counter()
+        for whose, lines in self._errors:
+            run = (whose, bisect_left(ended, lines[0].number)) if lines else None
+            kept[run] += 1
+            if lines and kept[run] <= MAX_ERRORS_OF_A_RANK:
+                yield lines[0]
 
     def _ended(self, trains: LogLine | None) -> tuple[int, ...]:
         """Find the lines by which runs are over, of launchers on one host or of one process, behind which another one follows."""
         if len(self.hosts) > 1 or len(self.files) != 1:
             return ()
-        ranks = max(len(self.ranks), self.world_size or 1)
-        return tuple(self._run_ends.over(self.files[0], self.launchers, ranks, self._latest, trains))
+        self._meet()
+        return tuple(self._run_ends.over(self.files[0], self._latest, trains))
 
-    def _begins(self) -> LogLine | None:
-        ranks = max(len(self.ranks), self.world_size or 1)
-        alone = len(self.files) == 1 and is_alone(self.launchers, ranks)
-        return self._run_ends.begun[-1] if alone and self._run_ends.begun else None
+    def _meet(self) -> None:
+        """Tell what is known so far of whose the lines are."""
+        self._run_ends.meet(self.launchers, max(self.world_size or 1, self._highest + 1))
 
     def _placing(self) -> Placing:
         # A table names the host by its own name; the lines beside it have that of their label or file.

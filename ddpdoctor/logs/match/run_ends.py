@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from typing import Final, NamedTuple
 
 from ddpdoctor.facts.log import LogFile, LoggedException, LogLine, ProcessExit
-from ddpdoctor.logs.exceptions import LEVEL, LINES_OF_ANOTHER_RUN, ends_its_run, is_of_launcher, is_within_launcher
+from ddpdoctor.logs.exceptions import LINES_OF_ANOTHER_RUN, ends_its_run, is_of_launcher, is_within_launcher
 from ddpdoctor.logs.launch_failures import may_start_again
 from ddpdoctor.logs.parse.exits import SHELL
 
@@ -18,21 +18,17 @@ MOST_HELD_BACK: Final = 4 * 8192
 """Bytes: several times what Python's buffer of a file takes, since it is estimated by lines."""
 LINES_OF_A_MESSAGE: Final = 8
 """Lines behind an exception within which another process's begins that is its message."""
-LINES_OF_WORK: Final = 10
-"""Lines of another run, which can't have been held back, that show that there is one."""
-START_NO_RANKS: Final = frozenset({"lightning", "srun"})
-"""Of the launchers, those beside which a run may still be of one process."""
-_AT_ONCE: Final = re.compile(
-    rf"(?!wandb:)(?:{LEVEL}(?:INFO|DEBUG|WARNING|WARN)(?![A-Za-z_])|.{{0,80}}?\b\d{{1,3}}%\|.{{0,200}}?\[\d|.{{0,100}}?\[[IW]\d{{3,4}} "
-    r"|\S.{0,300}: \w*Warning: )"
-)
-"""Loggers, progress bars, warnings, which write at once: what Python holds back of a file's output may still follow when its process has ended."""
-_IMPORTS: Final = re.compile(r"(?:import|from)\s")
-"""The outermost line of a traceback by which a script was still at its imports."""
+LINES_OF_WORK: Final = 100
+"""Lines behind an end at the imports by which another run is there: what a scheduler or a job script sums up is shorter."""
 LAST_IMPORT: Final = 60
 """Lines of a script among which its imports stand."""
-FAR: Final = 600.0
-"""Seconds behind the end of one rank after which no other rank of the same run still begins."""
+STARTS_NO_RANKS: Final = frozenset({"lightning"})
+"""The launcher beside which a run may still be of one process."""
+EVEN: Final = 1.5
+"""By which factor the times between a file's beginnings differ at most that a clock makes, and nobody who starts runs."""
+_BAR: Final = re.compile(r".{0,80}?\b\d{1,3}%\|.{0,200}?\[\d")
+_IMPORTS: Final = re.compile(r"(?:import|from)\s")
+"""The outermost line of a traceback by which a script was still at its imports."""
 _REFUSED: Final = re.compile(
     r"[^:]{1,100}: error: (?:the following arguments|unrecognized arguments|argument |ambiguous option)|(?:Syntax|Indentation)Error: "
 )
@@ -42,14 +38,13 @@ _JOB: Final = re.compile(r"\*\*\* (?:STEP|JOB) (\d{1,12})(?!\d)[^*]{0,200} CANCE
 
 class RunEnd(NamedTuple):
     """The lines at which an end began, and was over. alone: it ends the run only if that is of one process. job: Slurm's number of what is over.
-    sure: nobody may have caught it. silent: nothing of the run's follows. early: it had done nothing yet that it could write of. words: the last ones.
-    time: of the end, or of the line before it."""
+    silent: nothing of the run's follows. early: it had done nothing yet that it could write of. words: the last ones. time: of the end, or of the
+    line before it."""
 
     began: int
     over: int
     alone: bool = True
     job: str = ""
-    sure: bool = True
     silent: bool = False
     early: bool = False
     words: str = ""
@@ -62,20 +57,25 @@ class RunEnds:
 
     begun: tuple[LogLine, ...] = ()
     """The lines at which the file begins again."""
+    count: int = 0
+    """Of the ends, as far as each may have been a run's."""
     _ends: list[RunEnd] = field(default_factory=list)
+    _alone: bool = True
+
+    def meet(self, launchers: Collection[str], ranks: int) -> None:
+        """Take note of whose lines there are so far."""
+        self._alone = ranks < 2 and STARTS_NO_RANKS.issuperset(launchers)
 
     def raise_(self, raised: LoggedException) -> None:
         """Take note of an exception."""
         number = raised.line.number
-        time = raised.began.time if raised.line.time is None else raised.line.time
         if ends_its_run(raised):
             alone = not (is_within_launcher(raised) or is_of_launcher(raised))
             early = raised.frames[0].line <= LAST_IMPORT and bool(_IMPORTS.match(raised.frames[0].code))
+            time = raised.began.time if raised.line.time is None else raised.line.time
             self._add(RunEnd(raised.began.number, number, alone, early=early, words=raised.line.text, time=time))
         elif self._ends and 0 <= raised.began.number - self._ends[-1].over <= LINES_OF_A_MESSAGE:
             self._ends[-1] = self._ends[-1]._replace(over=number)
-        else:
-            self._add(RunEnd(raised.began.number, number, sure=False, time=time))
 
     def exit(self, exited: ProcessExit) -> None:
         """Take note of the end of a process."""
@@ -93,31 +93,26 @@ class RunEnds:
     def _add(self, end: RunEnd) -> None:
         if len(self._ends) < MAX_ENDS:
             self._ends.append(end)
+            self.count += self._alone or not end.alone
 
-    def over(
-        self, file: LogFile, launchers: Collection[str], ranks: int, latest: Sequence[LogLine], trains: LogLine | None
-    ) -> Iterator[int]:
-        """Find the lines by which runs are over. An end that follows at once may be another rank's, unless the first was one at its imports, and says something else; and lines right behind are still the same run's,
-        as are steps that Python has held back until it ended, as many as its buffer takes.
+    def over(self, file: LogFile, latest: Sequence[LogLine], trains: LogLine | None) -> Iterator[int]:
+        """Find the lines by which runs are over. An end that follows at once may be another rank's, unless the first was one at its imports, and says
+        something else; and lines right behind are still the same run's, as are steps that Python has held back until it ended, as many as its
+        buffer takes.
 
         Args:
             file: that the ends are of.
-            launchers: that wrote in it.
-            ranks: how many the log speaks of.
             latest: the last lines of the file.
             trains: the step behind which many others stand.
         """
-        alone = is_alone(launchers, ranks)
-        apart = 0.0 if alone else FAR
-        known = sorted(self._ends)
-        ends = [
-            end
-            for end in known
-            if ((alone or not end.alone) and end.sure) or self._begins_behind(end, None, apart if end.alone else 0.0)
-        ]
+        begun = self._begun_by_somebody()
+        ends = sorted(end for end in self._ends if self._alone or not end.alone)
         for end, later in zip_longest(ends, ends[1:]):
-            if begun := self._begins_behind(end, later, apart if end.alone else 0.0):
-                yield begun.number - 1
+            # A launcher has ended all of its ranks before, who can't flush what they have held back.
+            of_launcher = not (end.alone or end.job)
+            begins = _first_between(end, later, self.begun) if of_launcher else _begins_behind(end, later, begun)
+            if begins:
+                yield begins.number - 1
             elif later is None:
                 if _goes_on(end, file, latest, trains):
                     yield end.over + LINES_OF_ANOTHER_RUN
@@ -126,25 +121,28 @@ class RunEnds:
             elif later.began - end.over > LINES_OF_ANOTHER_RUN and not (end.job and end.job == later.job):
                 yield end.over + LINES_OF_ANOTHER_RUN
 
-    def _begins_behind(self, end: RunEnd, later: RunEnd | None, apart: float) -> LogLine | None:
-        """Find the line behind it, and before a later one, at which the file begins again, and by its clock was written so many seconds later: of
-        what Python has held back the clock is of before."""
-        time = end.time
-        if time is None:
-            time = max(
-                (line.time for line in self.begun if line.number < end.began and line.time is not None), default=None
-            )
-        if time is None:
-            return None
-        behind = (
-            line for line in self.begun if line.number > end.over and (later is None or line.number < later.began)
-        )
-        return next((line for line in behind if line.time is not None and line.time > time + apart), None)
+    def _begun_by_somebody(self) -> list[tuple[LogLine, float]]:
+        """List the beginnings with their clocks, unless they come as evenly as what a program writes from time to time."""
+        clocked = [(line, line.time) for line in self.begun if line.time is not None]
+        apart = [later - time for (_, time), (_, later) in pairwise(clocked)]
+        even = len(apart) > 1 and max(apart) <= EVEN * min(apart)
+        return [] if even else clocked
 
 
-def is_alone(launchers: Collection[str], ranks: int) -> bool:
-    """Whether a log is of one process, as far as it tells."""
-    return ranks < 2 and START_NO_RANKS.issuperset(launchers)
+def _begins_behind(end: RunEnd, later: RunEnd | None, begun: Sequence[tuple[LogLine, float]]) -> LogLine | None:
+    """Find the line behind it, and before a later one, at which the file begins again, and by its clock was written later: of what Python has held
+    back the clock is of before."""
+    before = max((clock for line, clock in begun if line.number < end.began), default=None)
+    time = before if end.time is None else end.time
+    if time is None:
+        return None
+    return _first_between(end, later, [line for line, clock in begun if clock > time])
+
+
+def _first_between(end: RunEnd, later: RunEnd | None, lines: Sequence[LogLine]) -> LogLine | None:
+    return next(
+        (line for line in lines if line.number > end.over and (later is None or line.number < later.began)), None
+    )
 
 
 def _goes_on(end: RunEnd, file: LogFile, latest: Sequence[LogLine], trains: LogLine | None) -> bool:
@@ -152,5 +150,5 @@ def _goes_on(end: RunEnd, file: LogFile, latest: Sequence[LogLine], trains: LogL
     held_back = (file.lines - end.over) * file.bytes / file.lines <= MOST_HELD_BACK
     if not held_back and (end.silent or (trains and trains.number > end.over)):
         return True
-    behind = {line.text for line in latest if line.number > end.over and (end.early or _AT_ONCE.match(line.text))}
-    return len(behind) >= LINES_OF_WORK
+    behind = {line.text for line in latest if line.number > end.over}
+    return end.early and (len(behind) >= LINES_OF_WORK or any(map(_BAR.match, behind)))

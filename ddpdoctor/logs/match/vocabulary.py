@@ -109,7 +109,8 @@ class Vocabulary:
             left = len(text) - begin
             if begin >= 0 and alone and literal.startswith(text[begin:]) and literal[left - 1 : left + 1].isalpha():
                 found.append((place, begin, len(text)))
-        return min(found, key=lambda match: match[1], default=None)
+        slugs = {frozenset(sign.slug for sign in self.texts[place].signs) for place, _, _ in found}
+        return found[0] if len(slugs) == 1 else None
 
     def matches(self, text: memoryview) -> Sequence[tuple[int, int, int]]:
         """Find all texts that stand in it: (place among the texts, start, end), by end."""
