@@ -46,6 +46,7 @@ _NO_PROGRAM: Final = compile_lazily(
     rf"|(?:(?:^|[\s/])env:|: failed to (?:run command|execute)|: execution of) {_QUOTED}: No such file or directory"
 )
 """Shells, slurmstepd, container runtimes, and the tools that start a program for others."""
+_OF_A_SHELL: Final = compile_lazily(r"command not found|: not found$")
 _TRAINS: Final = compile_lazily(
     r"python[\d.]*|torchrun|srun|accelerate|deepspeed|colossalai|horovodrun|mpirun|mpiexec(?:\.\w+)?|prterun|orted|ray|conda|apptainer|singularity|docker|uv"
 )
@@ -68,9 +69,12 @@ def programs_missing(text: str) -> list[str]:
     return [next(filter(None, found.groups())) for found in _NO_PROGRAM.finditer(text)]
 
 
-def runs_the_training(program: str) -> bool:
-    """Whether nothing trains without that program: Python itself, a launcher, what a launcher was given by its path, or an option that was cut off."""
-    return MissingKind.of(program) in (MissingKind.FILE, MissingKind.OPTION) or bool(_TRAINS.fullmatch(program))
+def ends_the_run(text: str) -> bool:
+    """Whether a program that isn't found, as that line says, was to train: not where a shell misses a mere helper, as `module` or `nvidia-smi`."""
+    programs = programs_missing(text)
+    helper = MissingKind.FUNCTION, MissingKind.IN_PATH
+    may_train = (MissingKind.of(program) not in helper or _TRAINS.fullmatch(program) for program in programs)
+    return bool(programs) and (_OF_A_SHELL.search(text) is None or any(may_train))
 
 
 class MissingKind(Enum):

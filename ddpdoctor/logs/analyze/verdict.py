@@ -28,7 +28,7 @@ from ddpdoctor.logs.analyze.suspects import Suspect as Suspect
 from ddpdoctor.logs.analyze.timeline import Timeline, says_much
 from ddpdoctor.logs.analyze.timeouts import hypotheses
 from ddpdoctor.logs.exceptions import NAMED, exception_in, is_alike, is_cut, is_of_launcher, is_ordinary, kind_of
-from ddpdoctor.logs.launch_failures import TERMINATIONS, programs_missing, runs_the_training
+from ddpdoctor.logs.launch_failures import TERMINATIONS, ends_the_run, programs_missing
 from ddpdoctor.logs.parse.exits import RAY_TRAIN
 
 MAX_LINES_TO_LAUNCHER: Final = 2
@@ -292,11 +292,7 @@ def _just_before(end: LogLine, course: Timeline) -> LogLine | None:
         for late_error in _late_errors(course)
         if late_error.file == end.file and 0 < end.number - late_error.number <= MAX_LINES_TO_LAUNCHER
     ]
-    telling = (
-        line
-        for line in reversed(near)
-        if NAMED.match(line.text) or any(map(runs_the_training, programs_missing(line.text)))
-    )
+    telling = (line for line in reversed(near) if NAMED.match(line.text) or ends_the_run(line.text))
     return next(telling, None)
 
 
@@ -362,22 +358,21 @@ def _first_that_counts(errors: Sequence[LogLine], course: Timeline) -> LogLine |
 
 def _is_in_passing(line: LogLine, course: Timeline) -> bool:
     """Whether a job script doesn't find a program that trains nothing, behind a training that took steps."""
-    programs, log = programs_missing(line.text), course.log
+    log = course.log
     steps = any(step is not None and step.order < line.order for step in (log.trains, log.recurs, log.steps))
-    return bool(programs) and steps and not any(map(runs_the_training, programs))
+    return bool(programs_missing(line.text)) and steps and not ends_the_run(line.text)
 
 
 def _mistake_in(line: LogLine, course: Timeline) -> LogVerdict | None:
     """Judge a line that no sign knows: an exception without its traceback is mostly a mistake, and a program that nobody finds surely is."""
     raised = exception_in(line)
-    programs = programs_missing(line.text)
-    absent = bool(programs)
+    absent = bool(programs_missing(line.text))
     if not absent and not (raised and is_ordinary(raised)):
         return None
     slug = course.catalogue.slug_for(LogTopic.MISTAKE)
     return LogVerdict(
         outcome=RunOutcome.USER_ERROR,
-        suspects=(Suspect(slug=slug, sure=any(map(runs_the_training, programs)), sightings=(), why=WHY_LEAD),),
+        suspects=(Suspect(slug=slug, sure=ends_the_run(line.text), sightings=(), why=WHY_LEAD),),
         lead=line,
         raised=None if absent else raised,
     )

@@ -20,6 +20,7 @@ LINES_OF_A_MESSAGE: Final = 8
 """Lines behind an exception within which another process's begins that is its message."""
 LINES_OF_WORK: Final = 100
 """Lines behind an end at the imports by which another run is there: what a scheduler or a job script sums up is shorter."""
+BARS: Final = 10
 LAST_IMPORT: Final = 60
 """Lines of a script among which its imports stand."""
 STARTS_NO_RANKS: Final = frozenset({"lightning"})
@@ -38,7 +39,8 @@ _JOB: Final = re.compile(r"\*\*\* (?:STEP|JOB) (\d{1,12})(?!\d)[^*]{0,200} CANCE
 
 class RunEnd(NamedTuple):
     """The lines at which an end began, and was over. alone: it ends the run only if that is of one process. job: Slurm's number of what is over.
-    silent: nothing of the run's follows. early: it had done nothing yet that it could write of. words: the last ones. time: of the end, or of the
+    silent: nothing of the run's follows. early: it had done nothing yet that it could write of. sure: else only the words of
+    an illness, which the run may have got over. words: the last ones. time: of the end, or of the
     line before it."""
 
     began: int
@@ -47,6 +49,7 @@ class RunEnd(NamedTuple):
     job: str = ""
     silent: bool = False
     early: bool = False
+    sure: bool = True
     words: str = ""
     time: float | None = None
 
@@ -87,13 +90,18 @@ class RunEnds:
 
     def said(self, line: LogLine) -> None:
         """Take note of a line in which a sign was found."""
+        number = line.number
         if _REFUSED.match(line.text):
-            self._add(RunEnd(line.number, line.number, silent=True, early=True, words=line.text))
+            self._add(RunEnd(number, number, silent=True, early=True, words=line.text))
+            return
+        if self._ends and not self._ends[-1].sure:
+            self._ends.pop()
+        self._add(RunEnd(number, number, sure=False, time=line.time))
 
     def _add(self, end: RunEnd) -> None:
         if len(self._ends) < MAX_ENDS:
             self._ends.append(end)
-            self.count += self._alone or not end.alone
+            self.count += end.sure and (self._alone or not end.alone)
 
     def over(self, file: LogFile, latest: Sequence[LogLine], trains: LogLine | None) -> Iterator[int]:
         """Find the lines by which runs are over. An end that follows at once may be another rank's, unless the first was one at its imports, and says
@@ -106,7 +114,8 @@ class RunEnds:
             trains: the step behind which many others stand.
         """
         begun = self._begun_by_somebody()
-        ends = sorted(end for end in self._ends if self._alone or not end.alone)
+        known = sorted(end for end in self._ends if self._alone or not end.alone)
+        ends = [end for end in known if end.sure or _begins_behind(end, None, begun)]
         for end, later in zip_longest(ends, ends[1:]):
             # A launcher has ended all of its ranks before, who can't flush what they have held back.
             of_launcher = not (end.alone or end.job)
@@ -114,12 +123,23 @@ class RunEnds:
             if begins:
                 yield begins.number - 1
             elif later is None:
-                if _goes_on(end, file, latest, trains):
+                if end.sure and self._goes_on(end, file, latest, trains):
                     yield end.over + LINES_OF_ANOTHER_RUN
-            elif end.early and later.words not in ("", end.words):
+            elif end.early and later.sure and later.words not in ("", end.words):
                 yield end.over
-            elif later.began - end.over > LINES_OF_ANOTHER_RUN and not (end.job and end.job == later.job):
+            elif end.sure and later.began - end.over > LINES_OF_ANOTHER_RUN and not (end.job and end.job == later.job):
                 yield end.over + LINES_OF_ANOTHER_RUN
+
+    def _goes_on(self, end: RunEnd, file: LogFile, latest: Sequence[LogLine], trains: LogLine | None) -> bool:
+        """Whether another run follows the last end."""
+        held_back = (file.lines - end.over) * file.bytes / file.lines <= MOST_HELD_BACK
+        if not held_back and (end.silent or (trains and trains.number > end.over)):
+            return True
+        behind = {line.text for line in latest if line.number > end.over}
+        bars = sum(map(bool, map(_BAR.match, behind)))
+        # Progress bars are never held back; where the file begins again, too, they aren't another rank's.
+        again = bars >= BARS and _first_between(end, None, self.begun) is not None
+        return again or (end.early and (len(behind) >= LINES_OF_WORK or bars > 0))
 
     def _begun_by_somebody(self) -> list[tuple[LogLine, float]]:
         """List the beginnings with their clocks, unless they come as evenly as what a program writes from time to time."""
@@ -143,12 +163,3 @@ def _first_between(end: RunEnd, later: RunEnd | None, lines: Sequence[LogLine]) 
     return next(
         (line for line in lines if line.number > end.over and (later is None or line.number < later.began)), None
     )
-
-
-def _goes_on(end: RunEnd, file: LogFile, latest: Sequence[LogLine], trains: LogLine | None) -> bool:
-    """Whether another run follows the last end."""
-    held_back = (file.lines - end.over) * file.bytes / file.lines <= MOST_HELD_BACK
-    if not held_back and (end.silent or (trains and trains.number > end.over)):
-        return True
-    behind = {line.text for line in latest if line.number > end.over}
-    return end.early and (len(behind) >= LINES_OF_WORK or any(map(_BAR.match, behind)))
