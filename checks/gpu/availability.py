@@ -26,6 +26,7 @@ from ddpdoctor.knowledge.privileges import by_root
 from ddpdoctor.processes.gpu_holders import is_all_owned
 
 ORDINAL: Final = "invalid device ordinal"
+ONLY_HAS: Final = "ut your machine only has: "
 
 
 def _whole(visible: tuple[VisibleGpu, ...]) -> tuple[Gpu, ...]:
@@ -42,7 +43,7 @@ def _which_number(seen: Sequence[SignMatch], log: Log) -> Particulars:
         log.launcher
         or len(log.ranks) > 1
         or (log.world_size or 1) > 1
-        or not any(ORDINAL in match.sign for match in seen)
+        or not any(part in match.sign for match in seen for part in (ORDINAL, ONLY_HAS))
     ):
         return Particulars()
     codes = [frame.code for raised in log.raised for frame in raised.frames]

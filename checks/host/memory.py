@@ -299,6 +299,17 @@ def dataloader_worker_killed(log: Log, seen: Sequence[SignMatch]) -> Finding:
     )
     fewer = Fix("Then use fewer workers and a smaller prefetch_factor, or ask for more memory")
     fixes = [show_it, Fix('Or don\'t fork the workers: DataLoader(..., multiprocessing_context="spawn")'), memory]
+    if signal == "Terminated":
+        return Finding.of(
+            "A DataLoader's worker was told to end from outside (SIGTERM)",
+            Fix(
+                "Look for who did that: the scheduler at a limit or a cancelled job, a person with kill or pkill, or its own rank, which was ended first"
+            ),
+            Fix(
+                "Under Slurm see how the job ended", ("sacct -j JOBID --format=JobID,State,ExitCode,Elapsed,Timelimit",)
+            ),
+            cause="SIGTERM is how a process is asked to end: nothing in the worker failed, and no memory ran out.",
+        )
     if signal == "Killed":
         fixes = [memory, fewer]
     elif not signal and code:

@@ -14,6 +14,7 @@ from ddpdoctor.base.log_signs import SignRole
 from ddpdoctor.base.text import human, listed, ranks_named
 from ddpdoctor.engine.log_traits import Particulars
 from ddpdoctor.facts.log import Log, LoggedException, LogLine, SignMatch
+from ddpdoctor.logs.analyze.sightings import word
 
 OTHERS: Final = "gpu-memory-held-by-others"
 SHARED: Final = "missing-set-device"
@@ -177,9 +178,31 @@ def memory_of_ranks(seen: Sequence[SignMatch], log: Log) -> Particulars:
     """Say which ranks share a GPU."""
     full = _first(seen)
     if full is None:
-        return Particulars()
+        return _two_gpus(seen)
     begin = f"Ranks share GPU {full.gpu}, out of memory"
     return Particulars(_whose(begin, full, log, seen), (_SET_DEVICE, *_to_see(full, seen)), of_everybody=True)
+
+
+def _two_gpus(seen: Sequence[SignMatch]) -> Particulars:
+    """Of tensors on two GPUs nobody knows which ranks there are."""
+    one, other = word(seen, "one"), word(seen, "other")
+    if not (one and other):
+        return Particulars()
+    return Particulars(
+        f"Tensors of {one} and {other} meet in one process",
+        (
+            Fix(
+                f"Look in the line that is shown for what was made or moved to {other}, or to a plain 'cuda', which is cuda:0: take the input's device (x.device)"
+            ),
+            Fix(
+                "What is no parameter goes along with model.to() and DataParallel as a buffer only",
+                ('self.register_buffer("anchors", anchors)   # in __init__',),
+            ),
+            _SET_DEVICE,
+        ),
+        "A tensor was made on, or sent to, a fixed GPU: a .cuda() or device number in the script, an attribute that is no buffer, of which DataParallel makes no "
+        "copies, or a rank that hasn't called torch.cuda.set_device(). Models that are spread over GPUs on purpose fail so, too.",
+    )
 
 
 def memory_of_loaded(seen: Sequence[SignMatch], log: Log) -> Particulars:

@@ -79,7 +79,8 @@ _OF_DISTRIBUTED: Final = compile_lazily(
     r"^torch\.distributed\.|^(?:torch\.)?(?:Dist\w+Error|Rendezvous\w+Error)$|^torch\.AcceleratorError$|^c10"
 )
 _OF_AN_ARGUMENT: Final = compile_lazily(
-    r"^(?:(?:Unsupported data type for HCCL|Input tensor data type is not supported for NCCL) process group|Device index must not be negative)"
+    r"^(?:(?:Unsupported data type for HCCL|Input tensor data type is not supported for NCCL) process group|Device index must not be negative"
+    r"|Default process group has not been initialized)"
 )
 """What torch.distributed says of a tensor or a device that the script handed it."""
 _OF_LIBRARIES: Final = compile_lazily(
@@ -350,7 +351,7 @@ _OUTERMOST: Final = ("<module>", "_run_module_as_main")
 """Functions in which the main thread of a process begins."""
 LINES_OF_ANOTHER_RUN: Final = 6
 """Lines behind an exception that nobody caught, by which they are of another run: fewer, its own process may still write."""
-NAMED: Final = compile_lazily(r"[A-Za-z_][\w.]*(?:Error|Exception)(?::|$)")
+NAMED: Final = compile_lazily(r"[A-Za-z_][\w.]*(?:Error|Exception)(?::|$)|StopIteration(?:: |$)")
 """The line of an exception, by its name."""
 LEVEL: Final = r"[^A-Za-z]{0,40}(?:[A-Za-z][\w.]{0,59}(?![\w.])[^A-Za-z]{1,20}){0,2}"
 """What stands before the level that a logger puts before its message: clocks, brackets, its name."""

@@ -104,6 +104,26 @@ _MEANINGS: Final = (
         "that need no gradient.",
         (Fix("See which parameters are trained, and whether the loss has a grad_fn", _SHOW_GRADIENTS),),
     ),
+    # torch/distributed/distributed_c10d.py
+    Meaning(
+        "Default process group has not been initialized",
+        "Something that speaks to other ranks was called (a collective, SyncBatchNorm, a DistributedSampler, DistributedDataParallel), and this process has no "
+        "process group: it was started as a single one, without a launcher, or init_process_group() is called later, or not at all.",
+        (
+            Fix("Start it with a launcher, even for a single GPU, and call dist.init_process_group() first", ("torchrun --nproc-per-node=1 train.py ...",)),
+            Fix("Or let the script do without: BatchNorm in the place of SyncBatchNorm (norm_cfg type 'BN'), no DistributedSampler, and collectives behind dist.is_initialized()"),
+        ),
+    ),
+    # torch/nn/parallel/replicate.py: since torch 1.5 a replica has no parameters of its own.
+    Meaning(
+        "Caught StopIteration in replica",
+        "The model asks within forward() for its first parameter (next(self.parameters()), mostly for its device or dtype): of the replicas that DataParallel makes "
+        "since torch 1.5 none has parameters.",
+        (
+            Fix("Take device and dtype from an input (x.device, x.dtype), or from a buffer"),
+            Fix("Or train with DistributedDataParallel, one process for each GPU, where every rank has parameters"),
+        ),
+    ),
     # torch/csrc/autograd/saved_variable.cpp
     Meaning(
         "one of the variables needed for gradient computation has been modified by an inplace operation",

@@ -157,6 +157,11 @@ def _of_attempt(log: Log, catalogue: Catalogue) -> LogVerdict:
         suspects = (Suspect(slug=slug, sure=sure, sightings=lead.signs, why=why),) if slug else ()
         also = beside(ranked, suspects)
     line, evidence = attribute(lead, course)
+    if outcome is RunOutcome.UNRECOGNISED and lead.raises(is_cut):
+        # Loggers and rich write the exception itself before its traceback.
+        before = _said_before(course, lead)
+        if before and NAMED.match(before[-1].text) and (mistake := _mistake_in(before[-1], course)):
+            return msgspec.structs.replace(mistake, evidence=evidence, exited=own_exit(lead, course), effects=effects)
     return LogVerdict(
         outcome=outcome,
         suspects=suspects,
