@@ -132,6 +132,11 @@ OF_SLURM: Final = (
     Reason("socket timed out on send/recv", "Slurm's controller didn't answer in time", (ARRIVED, DAEMON)),
     Reason("unable to open file", "the batch script isn't there", (FILE,)),
     Reason(
+        "dos line breaks",
+        "the batch script has the line ends of Windows",
+        (Fix("Write it with those of Unix", ("sed -i 's/\\r$//' JOB_SCRIPT",)),),
+    ),
+    Reason(
         "this does not look like a batch script", "the file doesn't begin with #!, as a batch script has to", (FILE,)
     ),
     Reason("invalid --", "the value of one of its options can't be read", (OPTIONS,)),

@@ -168,7 +168,7 @@ def _wrong_name(log: Log, seen: Sequence[SignMatch], wanted: HubRepository) -> F
             "mounted in the container, or is relative to another folder.",
         )  # fmt: skip
     kind = "dataset" if wanted.is_dataset else "model"
-    look = f"import huggingface_hub as h; print(h.{kind}_info({wanted.name or 'NAME'!r}).id)"
+    look = f'import huggingface_hub as h; print(h.{kind}_info("{wanted.name or "NAME"}").id)'
     return Finding.of(
         f"{wanted.shown or 'What is to be loaded'} is neither a folder here nor a name that the Hugging Face Hub shows to this job",
         Fix("See whether the Hub knows it, from that host", (f"{shlex.quote(python_of(log))} -c {shlex.quote(look)}",)),

@@ -453,6 +453,9 @@ def program_that_failed(failures: Sequence[Failure]) -> Failure | None:
 # --- a program that nobody finds --------------------------------------------------------------------------------------
 
 
+_OF_SLURM: Final = compile_lazily(r"s(?:batch|run|alloc|queue|info|cancel|control|acct|acctmgr|eff)")
+
+
 def missing_program_words(text: str) -> str:
     """Say why the programs that a line names aren't found; "" where it names none."""
     return "; ".join(reason for _, reason in why_missing(programs_missing(one_line(text))).values())
@@ -479,6 +482,11 @@ def _missing_program_fix(kind: MissingKind, programs: Sequence[str]) -> Fix:
     if kind is MissingKind.FILE:
         files = " ".join(map(shlex.quote, programs))
         return Fix("See there what that is", (f"ls -l {files}; head -1 {files}",))
+    if all(map(_OF_SLURM.fullmatch, programs)):
+        return Fix(
+            "Slurm's programs are on its own nodes alone: go to a login node, or load them there",
+            ("module load slurm",),
+        )
     text = f"Activate the environment that has {listed(programs)} in the job script itself, or give the full path"
     return Fix(text, ("source /path/to/venv/bin/activate", "conda activate NAME"))
 
