@@ -38,6 +38,8 @@ class VersionMismatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _PYTHON: Final = "Python"
+_WRAPPERS: Final = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
+"""What the model has that they wrap, they haven't."""
 _SHADOWED: Final = compile_lazily(r"partially initialized|circular import|consider renaming|is not a package")
 """Python's words where a file of the script's has a package's name, or modules import each other."""
 
@@ -228,7 +230,7 @@ def _of_attribute(raised: LoggedException) -> VersionMismatch | None:
         if not package and f"{found['kind']}.{found['name']}" not in asker.code:
             return None
         whose = f"{package} asks" if package else "The script asks"
-    elif found := _OF_OBJECT.match(raised.message):
+    elif (found := _OF_OBJECT.match(raised.message)) and found["kind"] not in _WRAPPERS:
         # A class that lacks what is its own was not made to its end.
         if package in ("", _TORCH) or not asker.code or f"self.{found['name']}" in asker.code:
             return None

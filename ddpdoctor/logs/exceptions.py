@@ -80,7 +80,7 @@ _OF_DISTRIBUTED: Final = compile_lazily(
 )
 _OF_AN_ARGUMENT: Final = compile_lazily(
     r"^(?:(?:Unsupported data type for HCCL|Input tensor data type is not supported for NCCL) process group|Device index must not be negative"
-    r"|Default process group has not been initialized)"
+    r"|Default process group (?:has not been|is not) initialized)"
 )
 """What torch.distributed says of a tensor or a device that the script handed it."""
 _OF_LIBRARIES: Final = compile_lazily(
@@ -144,7 +144,7 @@ def ends_its_run(raised: LoggedException) -> bool:
     """Whether nobody caught it, so that a run of one process, or of that launcher, is over behind it. A process that multiprocessing starts begins
     in a string; what a logger writes before a launcher's last words is no announcement of them; and how far a message goes that begins below the
     name, nobody knows, unless it is another process's exception."""
-    if not raised.frames or may_be_caught(raised) or raised.frames[0].path.startswith("<"):
+    if not raised.frames or is_cut(raised) or may_be_caught(raised) or raised.frames[0].path.startswith("<"):
         return False
     if raised.line.text.rstrip().endswith(":") and not is_of_launcher(raised):
         return False

@@ -106,13 +106,22 @@ _MEANINGS: Final = (
     ),
     # torch/distributed/distributed_c10d.py
     Meaning(
-        "Default process group has not been initialized",
+        "Default process group ",
         "Something that speaks to other ranks was called (a collective, SyncBatchNorm, a DistributedSampler, DistributedDataParallel), and this process has no "
         "process group: it was started as a single one, without a launcher, or init_process_group() is called later, or not at all.",
         (
             Fix("Start it with a launcher, even for a single GPU, and call dist.init_process_group() first", ("torchrun --nproc-per-node=1 train.py ...",)),
             Fix("Or let the script do without: BatchNorm in the place of SyncBatchNorm (norm_cfg type 'BN'), no DistributedSampler, and collectives behind dist.is_initialized()"),
         ),
+    ),
+    # torch/nn/parallel/distributed.py, data_parallel.py: what the model has of its own, its wrapper hasn't.
+    *(
+        Meaning(
+            f"'{wrapper}' object has no attribute",
+            f"{wrapper} wraps the model, and has only what torch gives it: the model's own methods and attributes are those of model.module.",
+            (Fix("Ask the model within for it, with and without a wrapper", ("inner = getattr(model, 'module', model)   # in the script",)),),
+        )
+        for wrapper in ("DistributedDataParallel", "DataParallel")
     ),
     # torch/nn/parallel/replicate.py: since torch 1.5 a replica has no parameters of its own.
     Meaning(
