@@ -31,6 +31,8 @@ from ddpdoctor.logs.exceptions import NAMED, exception_in, is_alike, is_cut, is_
 from ddpdoctor.logs.launch_failures import TERMINATIONS, ends_the_run, programs_missing
 from ddpdoctor.logs.parse.exits import RAY_TRAIN
 
+MAX_LINES_TO_TRACEBACK: Final = 5
+"""Lines between an exception's own line and the traceback that a logger writes below it."""
 MAX_LINES_TO_LAUNCHER: Final = 2
 """Lines between an exception without its traceback, and its launcher's word of that."""
 _TRIES_ON: Final = compile_lazily(r"(?:.{0,160}?[ :])?\[W[\d ]|.{0,200}? NCCL INFO .*, retrying$")
@@ -159,9 +161,12 @@ def _of_attempt(log: Log, catalogue: Catalogue) -> LogVerdict:
     line, evidence = attribute(lead, course)
     if outcome is RunOutcome.UNRECOGNISED and lead.raises(is_cut):
         # Loggers and rich write the exception itself before its traceback.
-        before = _said_before(course, lead)
-        if before and NAMED.match(before[-1].text) and (mistake := _mistake_in(before[-1], course)):
-            return msgspec.structs.replace(mistake, evidence=evidence, exited=own_exit(lead, course), effects=effects)
+        above = _exception_right_above(lead, course)
+        if above and (mistake := _mistake_in(above, course)) and mistake.raised and lead.raised:
+            raised = msgspec.structs.replace(mistake.raised, own=lead.raised.own)
+            return msgspec.structs.replace(
+                mistake, raised=raised, evidence=evidence, exited=own_exit(lead, course), effects=effects
+            )
     return LogVerdict(
         outcome=outcome,
         suspects=suspects,
@@ -175,6 +180,18 @@ def _of_attempt(log: Log, catalogue: Catalogue) -> LogVerdict:
         said=_said_before(course, lead) if (lead.exited or lead.raises(is_cut)) and not lead.signs else (),
         ended_well=outcome is RunOutcome.ILLNESS and _only_warns(course),
     )
+
+
+def _exception_right_above(lead: Failure, course: Timeline) -> LogLine | None:
+    """Find the exception's own line that its process has written before the traceback."""
+    near = [
+        error
+        for error in course.log.errors
+        if NAMED.match(error.text)
+        and error.stream == lead.began.stream
+        and 0 < lead.began.number - error.number <= MAX_LINES_TO_TRACEBACK
+    ]
+    return max(near, key=lambda line: line.number, default=None)
 
 
 def _breaks_off_behind_an_effect(failure: Failure, others: Sequence[Failure]) -> bool:
@@ -364,8 +381,8 @@ def _first_that_counts(errors: Sequence[LogLine], course: Timeline) -> LogLine |
 def _is_in_passing(line: LogLine, course: Timeline) -> bool:
     """Whether a job script doesn't find a program that trains nothing, behind a training that took steps."""
     log = course.log
-    steps = any(step is not None and step.order < line.order for step in (log.trains, log.recurs, log.steps))
-    return bool(programs_missing(line.text)) and steps and not ends_the_run(line.text)
+    trained = log.trains is not None and log.trains.order < line.order
+    return bool(programs_missing(line.text)) and trained and not ends_the_run(line.text)
 
 
 def _mistake_in(line: LogLine, course: Timeline) -> LogVerdict | None:

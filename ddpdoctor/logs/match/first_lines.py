@@ -13,6 +13,8 @@ from ddpdoctor.logs.exceptions import NAMED
 
 FIRST: Final = 20
 """Lines of a file among which those that are sought again are chosen."""
+LETTERS: Final = 6
+"""Of a line that isn't only drawn."""
 AT_ONCE: Final = 6
 """Lines at a file's beginning among which one that comes again is a step's, or each rank's."""
 MAX_SOUGHT: Final = 4
@@ -41,7 +43,12 @@ class FirstLines:
         }
         for text in texts[:FIRST]:
             part = max(_TELLING.findall(text), key=len, default="").strip()
-            if len(part) >= 12 and not text[:1].isspace() and not NAMED.match(text):
+            if (
+                len(part) >= 12
+                and sum(map(str.isalpha, part)) >= LETTERS
+                and not text[:1].isspace()
+                and not NAMED.match(text)
+            ):
                 shape = _FIGURES.sub("", text)
                 if shape not in routine:
                     sought.setdefault(shape, _Sought(shape, part.encode()))

@@ -205,6 +205,8 @@ class GatheredLog:
     def amend(self, raised: LoggedException, **fields: object) -> LoggedException:
         """Take note of what was learned of an exception from the lines behind it; return it with that."""
         amended = msgspec.structs.replace(raised, **fields)
+        if amended.chained:
+            self._run_ends.led_on(raised)
         known = self._raised.get(self._alike(raised), [])
         if any(one is raised for one in known):
             known[:] = [one for one in known if one is not raised]

@@ -9,17 +9,21 @@ from itertools import pairwise, zip_longest
 from typing import Final, NamedTuple
 
 from ddpdoctor.facts.log import LogFile, LoggedException, LogLine, ProcessExit
-from ddpdoctor.logs.exceptions import LINES_OF_ANOTHER_RUN, ends_its_run, is_of_launcher, is_within_launcher
+from ddpdoctor.logs.exceptions import (
+    LINES_OF_ANOTHER_RUN,
+    ends_its_run,
+    is_from_outside,
+    is_of_launcher,
+    is_within_launcher,
+)
 from ddpdoctor.logs.launch_failures import may_start_again
 from ddpdoctor.logs.parse.exits import SHELL
 
 MAX_ENDS: Final = 4096
 MOST_HELD_BACK: Final = 4 * 8192
-"""Bytes: several times what Python's buffer of a file takes, since it is estimated by lines."""
+"""Characters: several times what Python's buffer of a file takes, since they are estimated by the last lines."""
 LINES_OF_A_MESSAGE: Final = 8
 """Lines behind an exception within which another process's begins that is its message."""
-LINES_OF_WORK: Final = 100
-"""Lines behind an end at the imports by which another run is there: what a scheduler or a job script sums up is shorter."""
 BARS: Final = 10
 LAST_IMPORT: Final = 60
 """Lines of a script among which its imports stand."""
@@ -27,7 +31,8 @@ STARTS_NO_RANKS: Final = frozenset({"lightning"})
 """The launcher beside which a run may still be of one process."""
 EVEN: Final = 1.5
 """By which factor the times between a file's beginnings differ at most that a clock makes, and nobody who starts runs."""
-_BAR: Final = re.compile(r".{0,80}?\b\d{1,3}%\|.{0,200}?\[\d")
+_BAR: Final = re.compile(r".{0,80}?\b\d{1,2}%\|.{0,200}?\[\d")
+"""One that isn't at its end yet."""
 _IMPORTS: Final = re.compile(r"(?:import|from)\s")
 """The outermost line of a traceback by which a script was still at its imports."""
 _REFUSED: Final = re.compile(
@@ -40,7 +45,7 @@ _JOB: Final = re.compile(r"\*\*\* (?:STEP|JOB) (\d{1,12})(?!\d)[^*]{0,200} CANCE
 class RunEnd(NamedTuple):
     """The lines at which an end began, and was over. alone: it ends the run only if that is of one process. job: Slurm's number of what is over.
     silent: nothing of the run's follows. early: it had done nothing yet that it could write of. sure: else only the words of
-    an illness, which the run may have got over. words: the last ones. time: of the end, or of the
+    an illness, which the run may have got over. told: it was told to end. words: the last ones. time: of the end, or of the
     line before it."""
 
     began: int
@@ -50,6 +55,7 @@ class RunEnd(NamedTuple):
     silent: bool = False
     early: bool = False
     sure: bool = True
+    told: bool = False
     words: str = ""
     time: float | None = None
 
@@ -76,15 +82,23 @@ class RunEnds:
             alone = not (is_within_launcher(raised) or is_of_launcher(raised))
             early = raised.frames[0].line <= LAST_IMPORT and bool(_IMPORTS.match(raised.frames[0].code))
             time = raised.began.time if raised.line.time is None else raised.line.time
-            self._add(RunEnd(raised.began.number, number, alone, early=early, words=raised.line.text, time=time))
+            told = is_from_outside(raised)
+            self._add(
+                RunEnd(raised.began.number, number, alone, early=early, told=told, words=raised.line.text, time=time)
+            )
         elif self._ends and 0 <= raised.began.number - self._ends[-1].over <= LINES_OF_A_MESSAGE:
             self._ends[-1] = self._ends[-1]._replace(over=number)
+
+    def led_on(self, raised: LoggedException) -> None:
+        """Take note that another exception was raised while this one was handled: it ended nothing."""
+        if self._ends and self._ends[-1].began == raised.began.number:
+            self._ends.pop()
 
     def exit(self, exited: ProcessExit) -> None:
         """Take note of the end of a process."""
         number = exited.line.number
         if (job := _JOB.search(exited.line.text)) and not may_start_again(exited):
-            self._add(RunEnd(number, number, alone=False, job=job[1], silent=True))
+            self._add(RunEnd(number, number, alone=False, job=job[1]))
         elif exited.said_by == SHELL and exited.exit_code:
             self._add(RunEnd(number, number, silent=True))
 
@@ -125,21 +139,26 @@ class RunEnds:
             elif later is None:
                 if end.sure and self._goes_on(end, file, latest, trains):
                     yield end.over + LINES_OF_ANOTHER_RUN
+            elif (later.silent and not later.early) or (end.job and (later.told or end.job == later.job)):
+                continue  # A process may crash as it is taken down, and is told to end when its job is.
             elif end.early and later.sure and later.words not in ("", end.words):
                 yield end.over
-            elif end.sure and later.began - end.over > LINES_OF_ANOTHER_RUN and not (end.job and end.job == later.job):
+            elif end.sure and later.began - end.over > LINES_OF_ANOTHER_RUN:
                 yield end.over + LINES_OF_ANOTHER_RUN
 
     def _goes_on(self, end: RunEnd, file: LogFile, latest: Sequence[LogLine], trains: LogLine | None) -> bool:
         """Whether another run follows the last end."""
-        held_back = (file.lines - end.over) * file.bytes / file.lines <= MOST_HELD_BACK
-        if not held_back and (end.silent or (trains and trains.number > end.over)):
+        again = _first_between(end, None, self.begun) is not None
+        if end.job:
+            # Ranks may write for long until Slurm has ended them.
+            return again
+        long = (file.lines - end.over) * sum(len(line.text) + 1 for line in latest) > MOST_HELD_BACK * len(latest)
+        trained = trains is not None and trains.number > end.over
+        if long and (end.silent or trained):
             return True
-        behind = {line.text for line in latest if line.number > end.over}
-        bars = sum(map(bool, map(_BAR.match, behind)))
+        bars = sum(map(bool, map(_BAR.match, {line.text for line in latest if line.number > end.over})))
         # Progress bars are never held back; where the file begins again, too, they aren't another rank's.
-        again = bars >= BARS and _first_between(end, None, self.begun) is not None
-        return again or (end.early and (len(behind) >= LINES_OF_WORK or bars > 0))
+        return (again and bars >= BARS) or (end.early and (trained or bars > 0))
 
     def _begun_by_somebody(self) -> list[tuple[LogLine, float]]:
         """List the beginnings with their clocks, unless they come as evenly as what a program writes from time to time."""

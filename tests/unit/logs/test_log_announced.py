@@ -120,9 +120,9 @@ def test_a_line_that_speaks_of_an_error_and_is_gone_on_after_is_told_of(words: s
     found = judged(f"{words}\n{STEPS}training finished\n")
     assert found.outcome is RunOutcome.NOTHING
     assert [one.number for one in found.survived] == [1]
-    in_passing = "command not found" in words
+    missing = "command not found" in words
     assert judged(f"{STEPS}{words}\nstep 7\n").outcome is (
-        RunOutcome.NOTHING if in_passing else RunOutcome.UNRECOGNISED
+        RunOutcome.USER_ERROR if missing else RunOutcome.UNRECOGNISED
     )
 
 

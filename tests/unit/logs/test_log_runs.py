@@ -183,3 +183,42 @@ def test_the_errors_of_one_run_leave_room_for_those_of_the_next() -> None:
     verdict = verdict_of(read(text), catalogue())
     assert verdict.lead is not None
     assert verdict.lead.text.startswith("RuntimeError")
+
+
+HELD_BACK = "".join(f"epoch 0 step {step} loss 2.{step}1\n" for step in range(25))
+
+
+def test_long_lines_before_an_exception_say_nothing_of_what_python_has_held_back_behind_it() -> None:
+    bar = (
+        "Loading\n"
+        + "".join(f"\r  {done // 10}%|#  | {done}/1000 [00:01<00:09, 9.00it/s]" for done in range(900))
+        + "\n"
+    )
+    assert judged(bar + run("KeyError: 'a'", steps=0) + HELD_BACK) == ("'a'", [])
+
+
+def test_what_a_job_script_writes_behind_a_failed_import_is_no_run() -> None:
+    missing = "Traceback (most recent call last):\n  File \"/w/train.py\", line 3, in <module>\n    from parts import read\nModuleNotFoundError: No module named 'parts'\n"
+    for behind in (
+        "Uploading: 100%|##########| 3/3 [00:01<00:00, 2.11it/s]\n",
+        "".join(f"pkg-{number}==1.1\n" for number in range(160)),
+    ):
+        assert judged(missing + behind) == ("No module named 'parts'", [])
+
+
+def test_a_cancelled_job_is_one_run_whatever_its_ranks_still_write() -> None:
+    limit = "slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-05-01T13:00:00 DUE TO TIME LIMIT ***\n"
+    saving = "".join(
+        f"Signal handler: saving shard {shard} of the checkpoint to /scratch/ada/run/checkpoints/last\n"
+        for shard in range(400)
+    )
+    verdict = verdict_of(read(HELD_BACK + limit + saving), catalogue())
+    assert (verdict.suspects[0].slug, verdict.elsewhere) == ("stopped-from-outside", ())
+
+
+def test_an_exception_that_led_to_another_ends_nothing() -> None:
+    def missing(line: int, name: str) -> str:
+        return f"Traceback (most recent call last):\n  File \"/w/train.py\", line {line}, in <module>\n    import {name}\nModuleNotFoundError: No module named '{name}'\n"
+
+    chain = f"{missing(4, 'fast')}\nDuring handling of the above exception, another exception occurred:\n\n{missing(6, 'slow')}"
+    assert verdict_of(read(chain), catalogue()).elsewhere == ()
