@@ -46,7 +46,7 @@ def _is_only_warned_of(one: SignMatch, log: Log) -> bool:
 @log_check(
     "compiler-missing",
     severity=FAIL,
-    owner=Owner.NODE,
+    owner=Owner.USER,
     log=LogTraits(recovered=_left_as_it_is, refuted=_is_only_warned_of),
 )
 def compiler_missing(log: Log, seen: Sequence[SignMatch]) -> Finding:
