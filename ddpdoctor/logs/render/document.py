@@ -21,7 +21,7 @@ from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome
 from ddpdoctor.logs.diagnosis import Diagnosis, HostVerdict, LogJudgement
 from ddpdoctor.logs.exceptions import is_cut, is_of_launcher, kind_of, short_name, tells_of_another
 from ddpdoctor.logs.render.comparison import comparison_section
-from ddpdoctor.logs.render.headline import doubtful, headline, outcome
+from ddpdoctor.logs.render.headline import doubtful, failed_itself, headline, outcome
 from ddpdoctor.logs.render.next_steps import next_steps
 from ddpdoctor.logs.render.words import (
     file_name,
@@ -345,7 +345,7 @@ def _attempts(judgement: LogJudgement) -> Section:
     log, others = judgement.log, judgement.verdict.elsewhere
     if log.ended:
         # Of the same exception again and again only the first and the last are kept.
-        told = {_of_attempt(log, other): other for other in others if other.lead}
+        told = {_of_attempt(log, other): other for other in others if other.lead and failed_itself(other)}
     else:
         told = {f"Attempt {other.attempt}: {_of_attempt(log, other)}": other for other in others}
     items = [_seen(log, words, other.lead) for words, other in list(told.items())[-MAX_ATTEMPTS:]]

@@ -112,7 +112,10 @@ def _first_new(judgement: LogJudgement) -> str:
 
 def doubtful(judgement: LogJudgement) -> str:
     """ "perhaps", "most likely", where neither the log nor a host's facts prove what the first suspicion says; else ""."""
-    first = judgement.blamed if judgement.verdict.outcome is RunOutcome.ILLNESS else None
+    verdict = judgement.verdict
+    # Of an exception it is told whose fault it is.
+    judged = verdict.outcome is RunOutcome.ILLNESS or (verdict.outcome is RunOutcome.USER_ERROR and not verdict.raised)
+    first = judgement.blamed if judged else None
     if first is None or first.suspect.sure or first.stands(HostVerdict.CONFIRMED):
         return ""
     return "most likely" if len(judgement.opinions) > 1 else "perhaps"
@@ -121,10 +124,11 @@ def doubtful(judgement: LogJudgement) -> str:
 def _nothing(judgement: LogJudgement) -> str:
     """That nothing was found, of several attempts or runs in the last one, which is not to say that all is well."""
     log, others = judgement.log, judgement.verdict.elsewhere
-    if others and log.ended:
-        return f"The last run speaks of no failure; {_earlier_runs(judgement.verdict)}"
-    if others:
-        failed = sum(log_verdict.outcome is not RunOutcome.NOTHING for log_verdict in others)
+    failed = sum(map(failed_itself, others))
+    if failed and log.ended:
+        do = "does" if failed == 1 else "do"
+        return f"The last run speaks of no failure; {plural(failed, 'earlier run')} in this log {do}"
+    if others and not log.ended:
         before = f"; before it {'one' if failed == 1 else failed} failed" if failed else ""
         return f"The last of {len(others) + 1} attempts speaks of no failure{before}"
     if any(file.problem for file in log.files):
@@ -140,8 +144,9 @@ def _survived(log: Log, verdict: LogVerdict) -> str:
     return f"; {many}, and the run went on: {listed((place(log, line) for line in verdict.survived), 3)}"
 
 
-def _earlier_runs(verdict: LogVerdict) -> str:
-    return f"{plural(len(verdict.elsewhere), 'earlier run')} in this log failed"
+def failed_itself(verdict: LogVerdict) -> bool:
+    """Whether a run, or an attempt, is known to have failed: of one that ended well there may be a warning."""
+    return verdict.outcome is not RunOutcome.NOTHING and not verdict.ended_well
 
 
 def _of_attempts(judgement: LogJudgement) -> str:
@@ -151,8 +156,11 @@ def _of_attempts(judgement: LogJudgement) -> str:
         return ""
     others = [log_verdict.attempt for log_verdict in verdict.elsewhere]
     count = len(others) + 1
+    if max(others) < verdict.attempt and judgement.log.ended:
+        failed = sum(map(failed_itself, verdict.elsewhere))
+        return f"; {plural(failed, 'earlier run')} in this log failed" if failed else ""
     if max(others) < verdict.attempt:
-        return f"; {_earlier_runs(verdict)}" if judgement.log.ended else f"; that was the last of {count} attempts"
+        return f"; that was the last of {count} attempts"
     is_first = min(others) > verdict.attempt
     which = f"the first of {count} attempts" if is_first else f"attempt {verdict.attempt}, from 0, of {count}"
     return f"; that was {which}, and those behind it name no cause"
@@ -173,7 +181,7 @@ def outcome(judgement: LogJudgement) -> str:
             return "A server that the script asks doesn't answer; nothing speaks of a mistake in the script"
         if judgement.new_before_it:
             return "The script ended itself, and doesn't say why; what is new in this run may be the reason"
-        if verdict.raised and judgement.opinions and not judgement.opinions[0].suspect.sure:
+        if judgement.opinions and not judgement.opinions[0].suspect.sure:
             return _not_surely_the_scripts(verdict.raised)
         return "An ordinary error of the script; nothing speaks of an illness of the machine or its packages"
     if verdict.outcome is RunOutcome.EFFECTS_ONLY and cause:
@@ -183,8 +191,8 @@ def outcome(judgement: LogJudgement) -> str:
     return _ENDS.get(verdict.outcome) or _nothing(judgement)
 
 
-def _not_surely_the_scripts(raised: LoggedException) -> str:
-    if fault_of(raised) is BlamedCode.LIBRARY:
+def _not_surely_the_scripts(raised: LoggedException | None) -> str:
+    if raised and fault_of(raised) is BlamedCode.LIBRARY:
         package = raiser_of(raised)
         return f"The script's use of {package} is at fault, or {package} itself: the log alone can't tell"
     return "Most likely an ordinary error of the script; the log alone can't prove it"

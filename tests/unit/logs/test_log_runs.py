@@ -6,6 +6,8 @@ import pytest
 
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.logs.analyze.verdict import verdict_of
+from ddpdoctor.logs.diagnosis import judge_log
+from ddpdoctor.logs.render.headline import headline, outcome
 from tests.support.logs_by_hand import read
 
 
@@ -222,3 +224,15 @@ def test_an_exception_that_led_to_another_ends_nothing() -> None:
 
     chain = f"{missing(4, 'fast')}\nDuring handling of the above exception, another exception occurred:\n\n{missing(6, 'slow')}"
     assert verdict_of(read(chain), catalogue()).elsewhere == ()
+
+
+def test_a_run_of_which_there_is_only_a_warning_is_not_said_to_have_failed() -> None:
+    warned = f"nvidia-smi: Failed to initialize NVML: Unknown Error\n{HELD_BACK}"
+    judgement = judge_log(read(clocked(10, warned) + clocked(13, "") + clocked(40, HELD_BACK)), catalogue())
+    assert headline(judgement) == "The last run speaks of no failure; 1 earlier run in this log does"
+
+
+def test_a_helper_that_is_not_found_is_only_perhaps_the_cause() -> None:
+    judgement = judge_log(read("reading\njob.sh: line 3: nvidia-smi: command not found\n"), catalogue())
+    assert headline(judgement) == "The first failure (-:2); perhaps: PATH doesn't lead to nvidia-smi"
+    assert outcome(judgement).endswith("the log alone can't prove it")
