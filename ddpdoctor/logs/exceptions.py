@@ -146,7 +146,8 @@ def ends_its_run(raised: LoggedException) -> bool:
     name, nobody knows, unless it is another process's exception."""
     if not raised.frames or is_cut(raised) or may_be_caught(raised) or raised.frames[0].path.startswith("<"):
         return False
-    if raised.line.text.rstrip().endswith(":") and not is_of_launcher(raised):
+    text = raised.line.text.rstrip()
+    if text.endswith(":") and not text.endswith("Traceback (most recent call last):") and not is_of_launcher(raised):
         return False
     return not raised.announced or is_within_launcher(raised)
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Final, NamedTuple
 
 from ddpdoctor.facts.log import LogLine
 from ddpdoctor.logs.exceptions import NAMED
+from ddpdoctor.logs.parse.tracebacks import HEADER
 
 FIRST: Final = 20
 """Lines of a file among which those that are sought again are chosen."""
 LETTERS: Final = 6
 """Of a line that isn't only drawn."""
 AT_ONCE: Final = 6
-"""Lines at a file's beginning among which one that comes again is a step's, or each rank's."""
+"""Lines at a file's beginning, before a run may be over, among which one that comes again is a step's, or each rank's."""
 MAX_SOUGHT: Final = 4
 NEAR: Final = 10
 """Lines among which two of them make a beginning."""
@@ -38,16 +39,16 @@ class FirstLines:
     def __init__(self, texts: Sequence[str]) -> None:
         """texts: of the file's first lines, without labels and clocks."""
         sought: dict[str, _Sought] = {}
-        routine = {
-            shape for shape, times in Counter(_FIGURES.sub("", text) for text in texts[:AT_ONCE]).items() if times > 1
-        }
+        at_once = takewhile(lambda text: not _is_of_traceback(text), texts[:AT_ONCE])
+        shapes = Counter(_FIGURES.sub("", text) for text in at_once)
+        routine = {shape for shape, times in shapes.items() if times > 1}
         for text in texts[:FIRST]:
             part = max(_TELLING.findall(text), key=len, default="").strip()
             if (
                 len(part) >= 12
                 and sum(map(str.isalpha, part)) >= LETTERS
                 and not text[:1].isspace()
-                and not NAMED.match(text)
+                and not _is_of_traceback(text)
             ):
                 shape = _FIGURES.sub("", text)
                 if shape not in routine:
@@ -85,3 +86,7 @@ class FirstLines:
             if goes_on and begun is None:
                 yield line
             begun = line if goes_on else None
+
+
+def _is_of_traceback(text: str) -> bool:
+    return text.startswith(HEADER) or bool(NAMED.match(text))

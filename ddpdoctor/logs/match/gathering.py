@@ -30,6 +30,7 @@ from ddpdoctor.knowledge.loader_messages import loader_fault
 from ddpdoctor.logs.exceptions import is_passed_on
 from ddpdoctor.logs.launch_failures import STARTS_AGAIN, attempt_of_file, may_start_again
 from ddpdoctor.logs.match.global_ranks import Fact, Placing, has_year
+from ddpdoctor.logs.match.progress_bars import ProgressBars
 from ddpdoctor.logs.match.run_ends import RunEnds
 from ddpdoctor.logs.match.shape_tally import ShapeTally
 from ddpdoctor.logs.match.vocabulary import VocabularySign
@@ -127,9 +128,9 @@ class GatheredLog:
         """Take note that the lines that come now are of the file of that name."""
         self.attempt = attempt_of_file(name) or 0
 
-    def begins_again(self, lines: Iterable[LogLine]) -> None:
-        """Take note of the lines at which a file begins again."""
-        self._run_ends.begun = tuple(lines)
+    def begins_again(self, lines: Iterable[LogLine], bars: ProgressBars) -> None:
+        """Take note of the lines at which a file begins again, and of its progress bars."""
+        self._run_ends.begun, self._run_ends.bars = tuple(lines), bars
 
     def _alike(self, raised: LoggedException) -> tuple[object, ...]:
         """Return what tracebacks have in common of which only a few are kept."""
@@ -241,6 +242,7 @@ class GatheredLog:
         """Count a message of healthy runs."""
         known = self._noise.setdefault(text.text, HealthyMessage(Noise(text.text, text.why, 0, line)))
         known.times += 1
+        self._run_ends.spoke(line)
         return known
 
     def rank_said(self, rank: int, process: tuple[str, int] | None) -> None:

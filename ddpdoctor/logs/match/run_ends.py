@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
@@ -17,6 +18,7 @@ from ddpdoctor.logs.exceptions import (
     is_within_launcher,
 )
 from ddpdoctor.logs.launch_failures import may_start_again
+from ddpdoctor.logs.match.progress_bars import ProgressBars
 from ddpdoctor.logs.parse.exits import SHELL
 
 MAX_ENDS: Final = 4096
@@ -25,10 +27,20 @@ MOST_HELD_BACK: Final = 4 * 8192
 LINES_OF_A_MESSAGE: Final = 8
 """Lines behind an exception within which another process's begins that is its message."""
 BARS: Final = 10
+MAX_UNSURE: Final = 64
+"""Ends of which there are only an illness's words: the last ones are kept."""
+AT_ONCE: Final = 4
+"""Lines behind an end within which the file begins again where somebody starts the next run at once."""
+TWICE: Final = 2
+LASTING: Final = 120.0
+"""Seconds behind an end for which nobody works on whose job is over: a launcher ends the other ranks within 30, and who waits for one does nothing."""
+MIN_STEPS: Final = 3
 LAST_IMPORT: Final = 60
 """Lines of a script among which its imports stand."""
 STARTS_NO_RANKS: Final = frozenset({"lightning"})
 """The launcher beside which a run may still be of one process."""
+SAYS_IT_LAST: Final = "deepspeed"
+"""The launcher that says itself, without an exception, with which code its run failed."""
 EVEN: Final = 1.5
 """By which factor the times between a file's beginnings differ at most that a clock makes, and nobody who starts runs."""
 _BAR: Final = re.compile(r".{0,80}?\b\d{1,2}%\|.{0,200}?\[\d")
@@ -39,6 +51,9 @@ _REFUSED: Final = re.compile(
     r"[^:]{1,100}: error: (?:the following arguments|unrecognized arguments|argument |ambiguous option)|(?:Syntax|Indentation)Error: "
 )
 """The last words of argparse, and of a script that can't be read."""
+_STEP: Final = re.compile(
+    r"(?i).*\b(?:step|iter|iteration|epoch|batch|update|train|training|test|val|validation|eval|evaluation)\b.{0,20}?\d"
+)
 _JOB: Final = re.compile(r"\*\*\* (?:STEP|JOB) (\d{1,12})(?!\d)[^*]{0,200} CANCELLED AT ")
 
 
@@ -66,10 +81,19 @@ class RunEnds:
 
     begun: tuple[LogLine, ...] = ()
     """The lines at which the file begins again."""
+    bars: ProgressBars = field(default_factory=ProgressBars)
+    """Of the file."""
     count: int = 0
     """Of the ends, as far as each may have been a run's."""
     _ends: list[RunEnd] = field(default_factory=list)
+    _unsure: deque[RunEnd] = field(default_factory=lambda: deque(maxlen=MAX_UNSURE))
     _alone: bool = True
+    _spoken: int = 0
+    """The last line of those that libraries write into healthy runs, too."""
+
+    def spoke(self, line: LogLine) -> None:
+        """Take note of what a library writes into healthy runs, too: somebody is past the imports."""
+        self._spoken = line.number
 
     def meet(self, launchers: Collection[str], ranks: int) -> None:
         """Take note of whose lines there are so far."""
@@ -99,6 +123,8 @@ class RunEnds:
         number = exited.line.number
         if (job := _JOB.search(exited.line.text)) and not may_start_again(exited):
             self._add(RunEnd(number, number, alone=False, job=job[1]))
+        elif exited.said_by == SAYS_IT_LAST and exited.exit_code and not exited.told_to:
+            self._add(RunEnd(number, number, alone=False, time=exited.line.time))
         elif exited.said_by == SHELL and exited.exit_code:
             self._add(RunEnd(number, number, silent=True))
 
@@ -108,14 +134,12 @@ class RunEnds:
         if _REFUSED.match(line.text):
             self._add(RunEnd(number, number, silent=True, early=True, words=line.text))
             return
-        if self._ends and not self._ends[-1].sure:
-            self._ends.pop()
-        self._add(RunEnd(number, number, sure=False, time=line.time))
+        self._unsure.append(RunEnd(number, number, sure=False, time=line.time))
 
     def _add(self, end: RunEnd) -> None:
         if len(self._ends) < MAX_ENDS:
             self._ends.append(end)
-            self.count += end.sure and (self._alone or not end.alone)
+            self.count += self._alone or not end.alone
 
     def over(self, file: LogFile, latest: Sequence[LogLine], trains: LogLine | None) -> Iterator[int]:
         """Find the lines by which runs are over. An end that follows at once may be another rank's, unless the first was one at its imports, and says
@@ -128,13 +152,14 @@ class RunEnds:
             trains: the step behind which many others stand.
         """
         begun = self._begun_by_somebody()
-        known = sorted(end for end in self._ends if self._alone or not end.alone)
-        ends = [end for end in known if end.sure or _begins_behind(end, None, begun)]
+        known = sorted(end for end in [*self._ends, *self._unsure] if self._alone or not end.alone)
+        at_once = self._begun_at_once(known)
+        ends = [end for end in known if end.sure or end in at_once or _begins_behind(end, None, begun)]
         for end, later in zip_longest(ends, ends[1:]):
             # A launcher has ended all of its ranks before, who can't flush what they have held back.
             of_launcher = not (end.alone or end.job)
             begins = _first_between(end, later, self.begun) if of_launcher else _begins_behind(end, later, begun)
-            if begins:
+            if begins := at_once.get(end, begins):
                 yield begins.number - 1
             elif later is None:
                 if end.sure and self._goes_on(end, file, latest, trains):
@@ -145,6 +170,19 @@ class RunEnds:
                 yield end.over
             elif end.sure and later.began - end.over > LINES_OF_ANOTHER_RUN:
                 yield end.over + LINES_OF_ANOTHER_RUN
+        if not self._alone and self._ends and _lasts(last := max(self._ends), latest, self.bars):
+            yield last.over + LINES_OF_ANOTHER_RUN
+
+    def _begun_at_once(self, ends: Sequence[RunEnd]) -> dict[RunEnd, LogLine]:
+        """Find the ends right behind which the file begins again: what happens twice isn't another rank's."""
+        found = {}
+        for line in self.begun:
+            end = max(
+                (end for end in ends if end.over < line.number), key=lambda end: (end.over, end.sure), default=None
+            )
+            if end and line.number - end.over <= AT_ONCE:
+                found[end] = line
+        return found if len(found) >= TWICE else {}
 
     def _goes_on(self, end: RunEnd, file: LogFile, latest: Sequence[LogLine], trains: LogLine | None) -> bool:
         """Whether another run follows the last end."""
@@ -152,13 +190,19 @@ class RunEnds:
         if end.job:
             # Ranks may write for long until Slurm has ended them.
             return again
+        if _lasts(end, latest, self.bars):
+            return True
         long = (file.lines - end.over) * sum(len(line.text) + 1 for line in latest) > MOST_HELD_BACK * len(latest)
         trained = trains is not None and trains.number > end.over
         if long and (end.silent or trained):
             return True
         bars = sum(map(bool, map(_BAR.match, {line.text for line in latest if line.number > end.over})))
         # Progress bars are never held back; where the file begins again, too, they aren't another rank's.
-        return (again and bars >= BARS) or (end.early and (trained or bars > 0))
+        # Ctrl-C ends a job script as well.
+        others = self._spoken > end.over or (end.told and file.lines - end.over > LINES_OF_ANOTHER_RUN)
+        if end.early and (trained or bars > 0 or others):
+            return True
+        return again and bars >= BARS
 
     def _begun_by_somebody(self) -> list[tuple[LogLine, float]]:
         """List the beginnings with their clocks, unless they come as evenly as what a program writes from time to time."""
@@ -176,6 +220,23 @@ def _begins_behind(end: RunEnd, later: RunEnd | None, begun: Sequence[tuple[LogL
     if time is None:
         return None
     return _first_between(end, later, [line for line, clock in begun if clock > time])
+
+
+def _lasts(end: RunEnd, latest: Sequence[LogLine], bars: ProgressBars) -> bool:
+    """Whether somebody works on for long behind it, by a progress bar that began there, or by the clocks of steps."""
+    if end.job:
+        return False
+    if bars.ran_since(end.over, latest) >= LASTING:
+        return True
+    steps = {
+        line.text: line.time
+        for line in latest
+        if line.number > end.over and line.time is not None and not line.lent and _STEP.match(line.text[:500])
+    }
+    if len(steps) < MIN_STEPS:
+        return False
+    times = list(steps.values())
+    return times[-1] - (times[0] if end.time is None else end.time) >= LASTING
 
 
 def _first_between(end: RunEnd, later: RunEnd | None, lines: Sequence[LogLine]) -> LogLine | None:

@@ -11,6 +11,7 @@ from ddpdoctor.facts.log import LogLine
 from ddpdoctor.logs.match.first_lines import FIRST, FirstLines
 from ddpdoctor.logs.match.gathering import GatheredLog
 from ddpdoctor.logs.match.line_judge import MAX_LINE_BYTES, LineJudge, Spot
+from ddpdoctor.logs.match.progress_bars import ProgressBars
 from ddpdoctor.logs.match.repeated_lines import MAX_ENTRIES, Routine, key_of
 from ddpdoctor.logs.match.streams import LogStream
 from ddpdoctor.logs.match.vocabulary import Vocabulary
@@ -71,6 +72,7 @@ class FileScan:
         self._ends = False
         """What is left is the last: all of it is read, routine or not."""
         self._first = FirstLines(())
+        self._bars = ProgressBars()
         self._ends_here = False
         """The block at hand is the last one."""
         self._head = Labelled("")
@@ -111,7 +113,7 @@ class FileScan:
         if self._gathered.shapes:
             self._gathered.shapes.end_file()
         self._judge.end(self.lines)
-        self._gathered.begins_again(self._first.again())
+        self._gathered.begins_again(self._first.again(), self._bars)
 
     def _block(self, new: bytes) -> None:
         """Whole lines, or a part of one that is longer than a block."""
@@ -134,6 +136,7 @@ class FileScan:
                 [self._judge.labelled(line[:MAX_LINE_BYTES]).text for line in plain.split(b"\n", FIRST)[:FIRST]]
             )
         self._first.seek(text, start, first, self._line_at)
+        self._bars.seek(text, start, first)
         self._remember(text, start)
         if not ends_line and not (self._within and b"\n" not in new):
             line = text.rfind(b"\n", start) + 1 or start

@@ -10,9 +10,9 @@ from typing import Final
 
 COLLECTED: Final = re.compile(
     r"(?P<open>\[)?(?P<date>\d{4}[-/]\d\d[-/]\d\d)[T _](?P<clock>\d\d:\d\d:\d\d)(?:[.,](?P<part>\d{1,9}))?"
-    r"(?: ?(?P<zone>Z|UTC|[+-]\d\d:?\d\d)(?![\w:]))?(?(open)\])(?: ?[-|](?= )|:(?= ))?[ \t]?"
+    r"(?: ?(?P<zone>Z|UTC|[+-]\d\d:?\d\d)(?![\w:]))?(?(open)(?:\]|(?= [A-Z]{4,8}[ \]])))(?: ?[-|](?= )|:(?= ))?[ \t]?"
 )
-"""A date and a clock at the start of a line, bare or in brackets: log collectors and Python's logging write them."""
+"""A date and a clock at the start of a line, bare or in brackets, in which a level may follow: log collectors and Python's logging write them."""
 SYSLOG: Final = re.compile(
     r"(?P<month>[A-Z][a-z]{2}) +(?P<day>\d{1,2}) (?P<clock>\d\d:\d\d:\d\d)(?:\.(?P<part>\d{1,9}))? (?P<host>[\w.-]+) "
     r"(?:[\w./@-]+\[\d+\]: |(?=[\w./-]+: ))"

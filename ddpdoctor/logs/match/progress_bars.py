@@ -1,0 +1,49 @@
+"""Finds where progress bars begin in a file, and for how long the latest one has run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from ddpdoctor.facts.log import LogLine
+
+MAX_OF_BLOCK: Final = 64
+"""Bars that begin in a block of which note is taken: its last ones."""
+MAX_KINDS: Final = 1000
+_BEGINS: Final = b" [00:00<?"
+_BAR: Final = re.compile(r"/(?P<most>\d{1,12}) \[(?:(?P<hours>\d{1,4}):)?(?P<minutes>\d\d):(?P<seconds>\d\d)<")
+_MOST: Final = re.compile(rb"/(\d{1,12})$")
+_DIGITS: Final = 13
+"""Bytes before a bar's times in which it says how much there is to do."""
+
+
+class ProgressBars:
+    """The bars of tqdm in one file, told apart by how much they have to do."""
+
+    def __init__(self) -> None:
+        self._begun: dict[int, int] = {}
+        """The line at which one with so much to do began last."""
+
+    def seek(self, text: bytes, start: int, number: int) -> None:
+        """Look for bars that begin in a block of whole lines from there on, whose first line has that number."""
+        found: list[int] = []
+        at = len(text)
+        while len(found) < MAX_OF_BLOCK and (at := text.rfind(_BEGINS, start, at)) >= 0:
+            found.append(at)
+        counted = start
+        for at in reversed(found):
+            number += text.count(b"\n", counted, at)
+            counted = at
+            most = _MOST.search(text[max(start, at - _DIGITS) : at])
+            if most and (len(self._begun) < MAX_KINDS or int(most[1]) in self._begun):
+                self._begun[int(most[1])] = number
+
+    def ran_since(self, line: int, latest: Iterable[LogLine]) -> float:
+        """Tell for how many seconds a bar has run that began behind that line, by the latest lines of the file; 0.0 without one."""
+        bars = [bar for one in latest for bar in _BAR.finditer(one.text) if self._begun.get(int(bar["most"]), 0) > line]
+        return max((_seconds(bar) for bar in bars), default=0.0)
+
+
+def _seconds(bar: re.Match[str]) -> float:
+    return 3600.0 * int(bar["hours"] or 0) + 60.0 * int(bar["minutes"]) + int(bar["seconds"])
