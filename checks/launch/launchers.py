@@ -29,6 +29,12 @@ from ddpdoctor.logs.analyze.sightings import word
 
 ENV_INIT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 RANK_NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_STARTERS = {
+    "SLURM_": ("srun", "srun --ntasks-per-node=2 --gpus-per-node=2 python train.py"),
+    "OMPI_": ("mpirun", "mpirun -np 2 python train.py"),
+    "PMI_": ("mpiexec", "mpiexec -n 2 python train.py"),
+}
+"""Who sets the variables that begin so, and how it starts ranks."""
 NO_LAUNCHER = "no launcher's settings here"
 
 
@@ -63,9 +69,19 @@ def _devices_and_tasks(seen: Sequence[SignMatch], log: Log) -> Particulars:
     )
 
 
-def _of_address(seen: Sequence[SignMatch], log: Log) -> Particulars:
-    """Tell what a tcp:// address lacks, which needs no variables."""
-    lacks = word(seen, "lacks")
+def _what_is_missing(seen: Sequence[SignMatch], log: Log) -> Particulars:
+    """Tell whose variable is missing, or what a tcp:// address lacks, which needs none."""
+    lacks, name = word(seen, "lacks"), word(seen, "name")
+    starter = next((how for prefix, how in _STARTERS.items() if name.startswith(prefix)), None)
+    if starter:
+        whose, command = starter
+        return Particulars(
+            f"The script takes its place in the job from {name}, which only {whose} sets, and that didn't start it",
+            (
+                Fix(f"Start the ranks with {whose}, also within a batch script", (command,)),
+                Fix("Or let torchrun start them, if the script can read RANK, LOCAL_RANK and WORLD_SIZE instead"),
+            ),
+        )
     if not lacks:
         return Particulars()
     if lacks == "port number":
@@ -101,7 +117,7 @@ def _of_address(seen: Sequence[SignMatch], log: Log) -> Particulars:
     )
 
 
-@check("launcher-env-missing", severity=FAIL, owner=Owner.USER, log=LogTraits(particulars=_of_address))
+@check("launcher-env-missing", severity=FAIL, owner=Owner.USER, log=LogTraits(particulars=_what_is_missing))
 def launcher_env_missing(environment: Environment, plan: Plan) -> Iterator[Finding]:
     """Settings that init_process_group needs are missing.
 

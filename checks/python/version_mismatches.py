@@ -207,6 +207,9 @@ _OF_TYPE: Final = compile_lazily(r"type object '(?P<kind>[A-Z]\w*)' has no attri
 _OF_OBJECT: Final = compile_lazily(
     r"'(?!NoneType\b|Namespace\b)(?P<kind>[A-Z]\w*)' object has no attribute '(?P<name>\w+)'"
 )
+_OF_PICKLE: Final = compile_lazily(
+    r"Can't get attribute '(?P<name>\w+)' on <module '(?P<module>(?!__)\w[\w.]*)' from '[^']*(?:site|dist)-packages/"
+)
 _GETTERS: Final = ("__getattr__", "__getattribute__")
 
 
@@ -219,6 +222,8 @@ def _of_attribute(raised: LoggedException) -> VersionMismatch | None:
     asker, package = frames[-1], package_of(frames[-1].path)
     if not package and is_of_library(asker.path):
         return None
+    if found := _OF_PICKLE.match(raised.message):
+        return _of_a_pickle(found["module"].partition(".")[0], f"{found['module']}.{found['name']}", asker)
     if found := _OF_MODULE.match(raised.message):
         known = {package_of(frame.path) for frame in raised.frames} | PACKAGES.keys()
         # What a setting names, and getattr() asks for, may be misspelt there.
@@ -295,6 +300,16 @@ _NO_MODULE: Final = compile_lazily(r"No module named '?(?P<module>\w+(?:\.\w+)+)
 _PYTHONS: Final = compile_lazily(r"/lib(?:64)?/python\d[\d.]*/(?!(?:site|dist)-packages/)")
 
 
+def _of_a_pickle(package: str, what: str, reader: LogFrame) -> VersionMismatch:
+    return VersionMismatch(
+        summary=f"A file that is read here was written with another release of {package}: it asks for {what}, which this one hasn't got",
+        cause=f"A pickle names the modules that it needs. Another release of {package}, mostly a newer one, wrote that file, mostly a cache or a checkpoint; "
+        "a file that can be made anew may as well be deleted.",
+        packages=(package,),
+        frame=reader,
+    )
+
+
 def _of_import(raised: LoggedException) -> VersionMismatch | None:
     importer = next(
         (frame for frame in reversed(raised.frames) if package_of(frame.path) or not is_of_library(frame.path)), None
@@ -306,13 +321,7 @@ def _of_import(raised: LoggedException) -> VersionMismatch | None:
         module = found["module"]
         top, _, rest = module.partition(".")
         if _UNPICKLES.search(raised.frames[-1].code) and top in PACKAGES:
-            return VersionMismatch(
-                summary=f"A file that is read here was written with another release of {top}: it asks for {module}, which this one hasn't got",
-                cause=f"A pickle names the modules that it needs. A newer {top} wrote that file, mostly a cache or a checkpoint; a file that can be made anew "
-                "may as well be deleted.",
-                packages=(top,),
-                frame=importer,
-            )
+            return _of_a_pickle(top, module, importer)
         # A folder of that name would lack the part above, too.
         itself = top in PACKAGES and module not in PACKAGES and ("." in rest or top == _TORCH)
         return _lacks(module, module, importer, package, set(PACKAGES), itself=itself)

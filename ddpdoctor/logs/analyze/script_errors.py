@@ -34,7 +34,7 @@ class BlamedCode(Enum):
 _OF_ARGUMENTS: Final = compile_lazily(
     r"^(?:(?:Value|Type|Key|Index|Attribute|Lookup|Argument|Name|Syntax|Indentation|Import|ModuleNotFound|Overflow|ZeroDivision|UnicodeDecode|UnicodeEncode"
     r"|FileNotFound|FileExists|IsADirectory|NotADirectory|Permission)Error"
-    r"|\w*(?:Config|Valid|Decod|Pars|Usage|Option|Argument|Interpolation|Cast|Schema|Repo|Revision|Entry|Missing|NotFound|Unknown|Unidentified|Unsupported|Unrecogni[sz]ed)\w*)$"
+    r"|\w*(?:Config|Valid|Decod|Pars|Scann|Usage|Option|Argument|Interpolation|Cast|Schema|Repo|Revision|Entry|Missing|NotFound|Unknown|Unidentified|Unsupported|Unrecogni[sz]ed)\w*)$"
 )
 """Exceptions by which a library says that something that it was given won't do."""
 _OF_FILES: Final = compile_lazily(r"\[(?:Errno|WinError) \d+\] ")
@@ -44,7 +44,7 @@ _REFUSED: Final = compile_lazily(r"4\d\d Client Error\b")
 _RAISES: Final = compile_lazily(r"raise\b|[rbfu]{0,2}['\"]")
 """Before Python 3.8 the last line of the statement is shown, which is of the message mostly."""
 _DEMANDS: Final = compile_lazily(
-    r"(?i)\b(?:should|must|ha(?:s|ve) to|needs? to|expect(?:s|ed)|got|required?|requires|invalid|at (?:least|most)|divisible|positive|greater|less|larger"
+    r"(?i)\b(?:should|must|ha(?:s|ve) to|needs? to|expect(?:s|ed)|got|required?|requires|invalid|at (?:least|most)|divisible|multiple|(?:not |un)equal|match(?:es)?|positive|greater|less|larger"
     r"|smaller|between|unknown|unsupported|one of)\b"
 )
 """Words of an assertion on what a library was handed."""

@@ -87,6 +87,11 @@ class FirstLines:
                 yield line
             begun = line if goes_on else None
 
+    @property
+    def first(self) -> int:
+        """The number of the line that begins the file: what comes behind it is another beginning."""
+        return min((line.number for line, place in self._hits if place == 0), default=0)
+
 
 def _is_of_traceback(text: str) -> bool:
     return text.startswith(HEADER) or bool(NAMED.match(text))

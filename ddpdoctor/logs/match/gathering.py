@@ -29,6 +29,7 @@ from ddpdoctor.facts.log import (
 from ddpdoctor.knowledge.loader_messages import loader_fault
 from ddpdoctor.logs.exceptions import is_passed_on
 from ddpdoctor.logs.launch_failures import STARTS_AGAIN, attempt_of_file, may_start_again
+from ddpdoctor.logs.match.first_lines import FirstLines
 from ddpdoctor.logs.match.global_ranks import Fact, Placing, has_year
 from ddpdoctor.logs.match.progress_bars import ProgressBars
 from ddpdoctor.logs.match.run_ends import RunEnds
@@ -128,9 +129,9 @@ class GatheredLog:
         """Take note that the lines that come now are of the file of that name."""
         self.attempt = attempt_of_file(name) or 0
 
-    def begins_again(self, lines: Iterable[LogLine], bars: ProgressBars) -> None:
-        """Take note of the lines at which a file begins again, and of its progress bars."""
-        self._run_ends.begun, self._run_ends.bars = tuple(lines), bars
+    def begins_again(self, first: FirstLines, bars: ProgressBars) -> None:
+        """Take note of where a file begins, and of its progress bars."""
+        self._run_ends.begun, self._run_ends.first, self._run_ends.bars = tuple(first.again()), first.first, bars
 
     def _alike(self, raised: LoggedException) -> tuple[object, ...]:
         """Return what tracebacks have in common of which only a few are kept."""

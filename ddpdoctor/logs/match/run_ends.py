@@ -80,7 +80,9 @@ class RunEnds:
     """The ends so far: exceptions that nobody caught, launchers' own, processes that a signal ended, jobs that Slurm ended."""
 
     begun: tuple[LogLine, ...] = ()
-    """The lines at which the file begins again."""
+    """The lines at which the file begins, and begins again."""
+    first: int = 0
+    """The number of the one at which it begins."""
     bars: ProgressBars = field(default_factory=ProgressBars)
     """Of the file."""
     count: int = 0
@@ -153,12 +155,19 @@ class RunEnds:
         """
         begun = self._begun_by_somebody()
         known = sorted(end for end in [*self._ends, *self._unsure] if self._alone or not end.alone)
-        at_once = self._begun_at_once(known)
-        ends = [end for end in known if end.sure or end in at_once or _begins_behind(end, None, begun)]
+        again = [line for line in self.begun if line.number > self.first]
+        at_once = _begun_at_once([end for end in known if end.sure or (trains and trains.number > end.over)], again)
+        # Of words that are said again and again the last ones count.
+        latest_words = {end for end, later in zip_longest(known, known[1:]) if later is None or later.sure}
+        ends = [
+            end
+            for end in known
+            if end.sure or end in at_once or (end in latest_words and _begins_behind(end, None, begun))
+        ]
         for end, later in zip_longest(ends, ends[1:]):
             # A launcher has ended all of its ranks before, who can't flush what they have held back.
             of_launcher = not (end.alone or end.job)
-            begins = _first_between(end, later, self.begun) if of_launcher else _begins_behind(end, later, begun)
+            begins = _first_between(end, later, again) if of_launcher else _begins_behind(end, later, begun)
             if begins := at_once.get(end, begins):
                 yield begins.number - 1
             elif later is None:
@@ -173,20 +182,9 @@ class RunEnds:
         if not self._alone and self._ends and _lasts(last := max(self._ends), latest, self.bars):
             yield last.over + LINES_OF_ANOTHER_RUN
 
-    def _begun_at_once(self, ends: Sequence[RunEnd]) -> dict[RunEnd, LogLine]:
-        """Find the ends right behind which the file begins again: what happens twice isn't another rank's."""
-        found = {}
-        for line in self.begun:
-            end = max(
-                (end for end in ends if end.over < line.number), key=lambda end: (end.over, end.sure), default=None
-            )
-            if end and line.number - end.over <= AT_ONCE:
-                found[end] = line
-        return found if len(found) >= TWICE else {}
-
     def _goes_on(self, end: RunEnd, file: LogFile, latest: Sequence[LogLine], trains: LogLine | None) -> bool:
         """Whether another run follows the last end."""
-        again = _first_between(end, None, self.begun) is not None
+        again = any(line.number > max(end.over, self.first) for line in self.begun)
         if end.job:
             # Ranks may write for long until Slurm has ended them.
             return again
@@ -220,6 +218,16 @@ def _begins_behind(end: RunEnd, later: RunEnd | None, begun: Sequence[tuple[LogL
     if time is None:
         return None
     return _first_between(end, later, [line for line, clock in begun if clock > time])
+
+
+def _begun_at_once(ends: Sequence[RunEnd], again: Sequence[LogLine]) -> dict[RunEnd, LogLine]:
+    """Find the ends right behind which the file begins again: what happens twice isn't another rank's."""
+    found = {}
+    for line in again:
+        end = max((end for end in ends if end.over < line.number), key=lambda end: (end.over, end.sure), default=None)
+        if end and line.number - end.over <= AT_ONCE:
+            found[end] = line
+    return found if len(found) >= TWICE else {}
 
 
 def _lasts(end: RunEnd, latest: Sequence[LogLine], bars: ProgressBars) -> bool:

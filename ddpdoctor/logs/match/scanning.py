@@ -113,7 +113,7 @@ class FileScan:
         if self._gathered.shapes:
             self._gathered.shapes.end_file()
         self._judge.end(self.lines)
-        self._gathered.begins_again(self._first.again(), self._bars)
+        self._gathered.begins_again(self._first, self._bars)
 
     def _block(self, new: bytes) -> None:
         """Whole lines, or a part of one that is longer than a block."""

@@ -19,7 +19,7 @@ LAUNCHERS: Final = {
 }
 """Texts that only these launchers write, or that stand in their tracebacks."""
 _SIZES: Final = (
-    re.compile(r"\bworld[_ ]size(?:['\"])?(?: ?[:=] ?| is | of |\s)(?P<size>\d{1,6})\b", re.IGNORECASE),
+    re.compile(r"(?<!\* )\bworld[_ ]size(?:['\"])?(?: ?[:=] ?| is | of |\s)(?P<size>\d{1,6})\b", re.IGNORECASE),
     re.compile(r"GLOBAL_RANK: (?P<rank>\d{1,6}), MEMBER: \d{1,6}/(?P<size>\d{1,6})"),
     re.compile(r"\brank (?P<rank>\d{1,6}) nranks (?P<size>\d{1,6})\b"),
 )
