@@ -54,8 +54,9 @@ def _missing_header(seen: Sequence[SignMatch], log: Log) -> Particulars:
 
 
 def _is_of_own_script(one: SignMatch, log: Log) -> bool:
-    """Whether it is a script of the user's, and no package, that misses a module which is called as compiled ones are."""
-    if one.sign != "No module named '":
+    """Whether it is a script of the user's, and no package, that misses a module which is called as compiled ones are, and is no part of a package
+    that is there."""
+    if one.sign != "No module named '" or one.words.get("part"):
         return False
     raised = next((exception for exception in log.raised if exception.line.order == one.line.order), None)
     return raised is not None and bool(raised.frames) and raised.own == raised.frames[-1]
