@@ -236,3 +236,76 @@ def test_a_helper_that_is_not_found_is_only_perhaps_the_cause() -> None:
     judgement = judge_log(read("reading\njob.sh: line 3: nvidia-smi: command not found\n"), catalogue())
     assert headline(judgement) == "The first failure (-:2); perhaps: PATH doesn't lead to nvidia-smi"
     assert outcome(judgement).endswith("the log alone can't prove it")
+
+
+PLAIN = "Loading the configuration of the run\nBuilding the user network\n"
+"""Without clocks."""
+
+
+def test_a_file_that_begins_again_right_behind_two_ends_has_several_runs() -> None:
+    text = PLAIN + RAISED.format("a") + PLAIN + RAISED.format("b") + PLAIN + "picture 1 written\n"
+    verdict = verdict_of(read(text), catalogue())
+    assert (verdict.raised, verdict.ended_well) == (None, True)
+    assert [before.raised.message for before in verdict.elsewhere if before.raised] == ["'a'", "'b'"]
+    # Of runs that wrote a line or two, the first lines soon come again.
+    short = "Installed the libraries\n" + RAISED.format("a")
+    trained = "Installed the libraries\nThe seed is set\n" + RAISED.format("b")
+    assert (
+        verdict_of(read(short * 2 + trained * 2 + "Installed the libraries\nThe seed is set\n"), catalogue()).raised
+        is None
+    )
+
+
+def test_first_lines_behind_what_is_tried_again_begin_no_run() -> None:
+    tried = (
+        PLAIN + "[rank0]: socket.cpp: the server socket has failed to listen on any local network address, try again\n"
+    )
+    assert judged(tried * 4 + RAISED.format("a")) == ("'a'", [])
+
+
+def bar(seconds: int, begins: str = "  0%|          | 0/300 [00:00<?, ?it/s]") -> str:
+    minutes, rest = divmod(seconds, 60)
+    return f"{begins}\r 99%|#########9| 299/300 [{minutes:02}:{rest:02}<00:01,  1.0it/s]\n"
+
+
+def test_a_bar_that_begins_behind_an_end_and_runs_for_minutes_is_another_runs() -> None:
+    verdict = verdict_of(read(run("KeyError: 'a'") + bar(299)), catalogue())
+    assert (verdict.raised, len(verdict.elsewhere)) == (None, 1)
+    # Others of the same job go on for as long as their launcher needs to end them, or have begun before.
+    assert judged(run("KeyError: 'a'") + bar(31)) == ("'a'", [])
+    assert judged(run("KeyError: 'a'") + bar(299, " 45%|####5     | 135/300 [02:15<02:45,  1.0it/s]")) == ("'a'", [])
+
+
+def steps(minute: int) -> str:
+    return "".join(
+        f"[2026-03-01 10:{minute + step}:00,100 INFO test.py] Test: [{step}/124] Data 3.{step}\n" for step in range(5)
+    )
+
+
+def test_steps_that_go_on_for_minutes_by_their_clocks_are_another_runs() -> None:
+    began = "[2026-03-01 10:10:00,100 INFO test.py] => creating model\n"
+    assert verdict_of(read(began + RAISED.format("a") + steps(20)), catalogue()).raised is None
+    soon = steps(10).replace(":00,100", ":01,100").replace("10:11", "10:10").replace("10:12", "10:10")
+    assert judged(began + RAISED.format("a") + "".join(soon.splitlines(keepends=True)[:3])) == ("'a'", [])
+
+
+def test_deepspeed_says_itself_that_a_run_failed() -> None:
+    def launched(minute: int, then: str) -> str:
+        return (
+            f"[2026-03-01 10:{minute}:01,577] [INFO] [runner.py:568:main] cmd = python -u train.py\n"
+            f"[2026-03-01 10:{minute}:02,428] [INFO] [launch.py:145:main] WORLD INFO DICT: {{'localhost': [0]}}\n{then}"
+        )
+
+    failed = (
+        "[2026-03-01 10:12:27,355] [INFO] [launch.py:316:sigkill_handler] Killing subprocess 177\n"
+        "[2026-03-01 10:12:27,356] [ERROR] [launch.py:322:sigkill_handler] ['python', '-u', 'train.py', '--local_rank=0'] exits with return code = 1\n"
+    )
+    verdict = verdict_of(read(launched(10, HELD_BACK + failed) + launched(20, HELD_BACK)), catalogue())
+    assert (verdict.lead, len(verdict.elsewhere)) == (None, 1)
+
+
+def test_a_job_script_that_ctrl_c_ended_writes_nothing_behind_it() -> None:
+    stopped = 'Traceback (most recent call last):\n  File "/w/train.py", line 3, in <module>\n    import torch\nKeyboardInterrupt\n'
+    assert verdict_of(
+        read(stopped + "".join(f"value {number} of the model\n" for number in range(9))), catalogue()
+    ).ended_well
