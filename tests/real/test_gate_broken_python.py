@@ -207,9 +207,9 @@ ALL_TURNS_TAKEN = """
 import fcntl, os, subprocess, sys
 subprocess.run(["mount", "-t", "tmpfs", "turns", "/run"], check=True)
 os.mkdir("/run/ddpdoctor")
-turns = [open(f"/run/ddpdoctor/gate.{turn}", "w") for turn in range(8)]
-for turn in turns:
-    fcntl.flock(turn, fcntl.LOCK_EX)
+turns = [open(f"/run/ddpdoctor/gate.{number}", "w") for number in range(8)]
+# Without a name for any of them: it would hold that turn for ever.
+assert all(fcntl.flock(turn, fcntl.LOCK_EX) is None for turn in turns)
 sys.exit(subprocess.run(sys.argv[1:], env={}).returncode)
 """
 

@@ -46,7 +46,7 @@ def test_a_job_that_stops_and_goes_on(tmp_path: Path) -> None:
         try:
             wait_for(job_folder / "fault", job)
             assert lines_with(ALARM, output) == []
-            wait_until(lambda: lines_with(ALARM, output), "the alarm", 300.0)
+            wait_until(lambda: lines_with(ALARM, output), lambda: f"the alarm: {output.read_text()}", 200.0)
             wait_until(lambda: 'hangs{job="' in metrics.read_text() and "} 1.0" in metrics.read_text(), "metrics")
             (job_folder / "go").touch()
             wait_until(lambda: lines_with("moves again", output), "moves again")
@@ -209,7 +209,7 @@ def test_root_watches_another_users_job(ada: User, tmp_path: Path) -> None:
             output = tmp_path / "watched"
             watching = watch(ranks[0].pid, "--confirm", "5", "--every", "1", "--evidence", str(evidence), output=output)
             try:
-                wait_until(lambda: lines_with(ALARM, output), "the alarm", 300.0)
+                wait_until(lambda: lines_with(ALARM, output), lambda: f"the alarm: {output.read_text()}", 200.0)
             finally:
                 watching.terminate()
                 watching.wait()
