@@ -32,6 +32,7 @@ def lines_with(text: str, output: Path) -> list[str]:
     return [line for line in output.read_text().splitlines() if text in line]
 
 
+@pytest.mark.timeout(600)
 def test_a_job_that_stops_and_goes_on(tmp_path: Path) -> None:
     job_folder, evidence, output = tmp_path / "job", tmp_path / "evidence", tmp_path / "watched"
     metrics = tmp_path / "watch.prom"
@@ -46,7 +47,7 @@ def test_a_job_that_stops_and_goes_on(tmp_path: Path) -> None:
         try:
             wait_for(job_folder / "fault", job)
             assert lines_with(ALARM, output) == []
-            wait_until(lambda: lines_with(ALARM, output), lambda: f"the alarm: {output.read_text()}", 200.0)
+            wait_until(lambda: lines_with(ALARM, output), lambda: f"the alarm: {output.read_text()}", 300.0)
             wait_until(lambda: 'hangs{job="' in metrics.read_text() and "} 1.0" in metrics.read_text(), "metrics")
             (job_folder / "go").touch()
             wait_until(lambda: lines_with("moves again", output), "moves again")
@@ -209,7 +210,7 @@ def test_root_watches_another_users_job(ada: User, tmp_path: Path) -> None:
             output = tmp_path / "watched"
             watching = watch(ranks[0].pid, "--confirm", "5", "--every", "1", "--evidence", str(evidence), output=output)
             try:
-                wait_until(lambda: lines_with(ALARM, output), lambda: f"the alarm: {output.read_text()}", 200.0)
+                wait_until(lambda: lines_with(ALARM, output), lambda: f"the alarm: {output.read_text()}", 300.0)
             finally:
                 watching.terminate()
                 watching.wait()
