@@ -20,10 +20,18 @@ ANY_EXCEPTION: Final = 1
 
 
 def _says_less(failure: Failure, course: Timeline) -> bool:
-    """Whether it is a launcher's mere word that a rank ended, too, beside one that the same launcher saw end first, and that says why."""
+    """Whether it is a launcher's mere word that a rank ended, of which there is no other word, as on whatever exception, beside one that the same
+    launcher saw end first, and that says why; or beside another rank that raised something before: mostly all raise the same, and the log has
+    it of one."""
     exited = failure.exited
-    if exited is None or exited.first or exited.error or failure.signs or exited.exit_code != ANY_EXCEPTION:
+    if exited is None or exited.error or failure.signs or exited.exit_code != ANY_EXCEPTION:
         return False
+    if exited.first:
+        return any(
+            other.raised and other.line.file == exited.line.file and other.over.number < exited.line.number
+            for other in course.own
+            if other.is_ordinary and not (course.outlived(other) or got_over(other, course))
+        )
     first = [
         process_exit
         for process_exit in course.first
