@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from itertools import takewhile
-from typing import Final, NamedTuple
+from typing import Final
 
 from ddpdoctor.base.findings import Fix
 from ddpdoctor.base.lazy_patterns import compile_lazily
@@ -15,6 +15,7 @@ from ddpdoctor.base.text import listed, one_line
 from ddpdoctor.facts.log import Log, LogFrame, LoggedException
 from ddpdoctor.knowledge.python_commands import python_of, versions_installed
 from ddpdoctor.knowledge.python_packages import PACKAGES
+from ddpdoctor.logs.analyze.error_meanings import meaning_of
 from ddpdoctor.logs.analyze.failures import Failure
 from ddpdoctor.logs.exceptions import PYTHON, is_nested, is_of_launcher, library_of, short_name
 from ddpdoctor.logs.launch_failures import MissingKind, programs_missing, why_missing
@@ -64,150 +65,6 @@ _SCRIPTS_MODULE: Final = "'__main__'"
 """The script itself, in a message on what it lacks."""
 
 
-class Meaning(NamedTuple):
-    """What a library's words about its own state say of the script, by the library's source.
-
-    begins: what the message begins with.
-    """
-
-    begins: str
-    cause: str
-    fixes: tuple[Fix, ...]
-
-
-_SHOW_GRADIENTS: Final = (
-    "print([n for n, p in model.named_parameters() if p.requires_grad][:5], loss.grad_fn)   # in the script, before backward()",
-    "print(sum(p.grad is not None for g in optimizer.param_groups for p in g['params']))   # in the script, after backward()",
-)
-_SHOW_DTYPES: Final = (
-    "print({(p.dtype, p.requires_grad) for p in model.parameters()})   # in the script, before the training",
-)
-_MEANINGS: Final = (
-    # torch/amp/grad_scaler.py counts the devices on which an optimizer's parameters have gradients.
-    Meaning(
-        "No inf checks were recorded for this optimizer",
-        "GradScaler found no gradient at all in that optimizer's parameters: backward() reached none of them. They are frozen, or the loss is "
-        "cut off from them (made anew by torch.tensor(...), by .item(), .detach() or within no_grad()), or the optimizer has other parameters "
-        "than the model.",
-        (
-            Fix(
-                "See before scaler.step() whether any of them has a gradient, and before backward() whether the loss has a grad_fn",
-                _SHOW_GRADIENTS,
-            ),
-        ),
-    ),
-    # torch/csrc/autograd/engine.cpp
-    Meaning(
-        "element 0 of tensors does not require grad and does not have a grad_fn",
-        "backward() was called of a loss that depends on no parameter that is trained: all are frozen, or the loss is cut off from them (made "
-        "anew by torch.tensor(...), by .item(), .detach() or within no_grad()), or gradient checkpointing (use_reentrant=True) was given inputs "
-        "that need no gradient.",
-        (Fix("See which parameters are trained, and whether the loss has a grad_fn", _SHOW_GRADIENTS),),
-    ),
-    # torch/distributed/distributed_c10d.py
-    Meaning(
-        "Default process group ",
-        "Something that speaks to other ranks was called (a collective, SyncBatchNorm, a DistributedSampler, DistributedDataParallel), and this process has no "
-        "process group: it was started as a single one, without a launcher, or init_process_group() is called later, or not at all.",
-        (
-            Fix("Start it with a launcher, even for a single GPU, and call dist.init_process_group() first", ("torchrun --nproc-per-node=1 train.py ...",)),
-            Fix("Or let the script do without: BatchNorm in the place of SyncBatchNorm (norm_cfg type 'BN'), no DistributedSampler, and collectives behind dist.is_initialized()"),
-        ),
-    ),
-    # torch/nn/parallel/distributed.py, data_parallel.py: what the model has of its own, its wrapper hasn't.
-    *(
-        Meaning(
-            f"'{wrapper}' object has no attribute",
-            f"{wrapper} wraps the model, and has only what torch gives it: the model's own methods and attributes are those of model.module.",
-            (Fix("Ask the model within for it, with and without a wrapper", ("inner = getattr(model, 'module', model)   # in the script",)),),
-        )
-        for wrapper in ("DistributedDataParallel", "DataParallel")
-    ),
-    # torch/nn/parallel/replicate.py: since torch 1.5 a replica has no parameters of its own.
-    Meaning(
-        "Caught StopIteration in replica",
-        "The model asks within forward() for its first parameter (next(self.parameters()), mostly for its device or dtype): of the replicas that DataParallel makes "
-        "since torch 1.5 none has parameters.",
-        (
-            Fix("Take device and dtype from an input (x.device, x.dtype), or from a buffer"),
-            Fix("Or train with DistributedDataParallel, one process for each GPU, where every rank has parameters"),
-        ),
-    ),
-    # torch/csrc/autograd/saved_variable.cpp
-    Meaning(
-        "one of the variables needed for gradient computation has been modified by an inplace operation",
-        "A tensor that backward() still needs was changed in place after the forward pass: by an operation such as x += y, relu_(), ReLU(inplace=True) or "
-        "x[...] = y, by an optimizer's step between forward and backward, or, with DDP, by a second forward pass, which broadcasts buffers anew.",
-        (
-            Fix("Let torch show the line of the forward pass whose result was changed", ("torch.autograd.set_detect_anomaly(True)   # in the script",)),
-            Fix("Write that operation out of place (x = x + y, x.clone()); under DDP with two forward passes broadcast_buffers=False may do"),
-        ),
-    ),
-    # torch/csrc/autograd/engine.cpp, saved_variable.cpp
-    Meaning(
-        "Trying to backward through the graph a second time",
-        "The loss of this step still hangs on a graph that an earlier backward() has used up and freed: a hidden state, a loss that was added up, or "
-        "an output that was kept from the step before, without .detach().",
-        (Fix("Detach what is kept from one step to the next; retain_graph=True only where one graph is meant to serve several losses"),),
-    ),
-    # torch/utils/data/_utils/collate.py
-    Meaning(
-        "stack expects each tensor to be equal size",
-        "The DataLoader stacks the samples of a batch, and they are of different sizes.",
-        (Fix("Crop, resize or pad all samples to one size in the data set, or give the DataLoader a collate_fn that does; batch_size=1 shows that it is this"),),
-    ),
-    # torch/amp/grad_scaler.py: the scaler takes gradients of float32, which autocast gives where the parameters are of float32.
-    Meaning(
-        "Attempting to unscale FP16 gradients",
-        "Mixed precision by fp16 (GradScaler) needs parameters of float32, and those that are trained here were loaded, or cast, to float16.",
-        (
-            Fix(
-                "Load the model in float32 (no .half(), no torch_dtype=torch.float16), and let autocast choose; of a model with adapters cast what "
-                "is trained; this shows the dtypes",
-                _SHOW_DTYPES,
-            ),
-        ),
-    ),
-    # aten/src/ATen/native/cuda/AmpKernels.cu has no kernel for bfloat16.
-    Meaning(
-        '"_amp_foreach_non_finite_check_and_unscale_cuda" not implemented for \'BFloat16\'',
-        "Mixed precision by fp16 (GradScaler) is switched on, and the parameters that are trained are of bfloat16: bfloat16 needs no scaling, and "
-        "the scaler takes none.",
-        (
-            Fix(
-                "Train in bfloat16 without a scaler (of the Trainer bf16=True and fp16=False), or load the model in float32; this shows the dtypes",
-                _SHOW_DTYPES,
-            ),
-        ),
-    ),
-    # safetensors: bindings/python/py_src/safetensors/torch.py
-    Meaning(
-        "Some tensors share memory, this will lead to duplicate memory on disk",
-        "safetensors saves no tensor twice, and refuses a model in which two names stand for the same memory: mostly tied weights (embeddings and "
-        "output layer) that the model's class doesn't declare, as where it is wrapped in another module, or was changed after it was loaded.",
-        (
-            Fix(
-                "Save by what knows tied weights, in the place of save_file(model.state_dict(), ...); in the script",
-                ("safetensors.torch.save_model(model, 'model.safetensors')",),
-            ),
-            Fix("Of transformers' Trainer, where its release has that: TrainingArguments(..., save_safetensors=False)"),
-        ),
-    ),
-    # caffe2/serialize/inline_container.cc
-    Meaning(
-        "Parent directory ",
-        "The file is to be written into a folder that isn't there: torch.save() makes none. A relative path counts from the folder in which the job "
-        "was started.",
-        (Fix("Make the folder before it is written to; in the script, on one rank", ("os.makedirs(os.path.dirname(path), exist_ok=True)",)),),
-    ),
-)  # fmt: skip
-
-
-def meaning_of(raised: LoggedException) -> Meaning | None:
-    """Return what its words mean, where a library's source tells that."""
-    return next((meaning for meaning in _MEANINGS if raised.message.startswith(meaning.begins)), None)
-
-
 def fault_of(raised: LoggedException) -> BlamedCode:
     """Tell by its frames and its words what the log shows of who is at fault."""
     if not raised.frames:
@@ -218,7 +75,7 @@ def fault_of(raised: LoggedException) -> BlamedCode:
     if not inner or not library_of(inner[-1].path):
         return BlamedCode.SCRIPT
     kind, last = short_name(raised.exception), raised.frames[-1]
-    if meaning_of(raised) or _REFUSED.match(raised.message):
+    if meaning_of(raised.message) or _REFUSED.match(raised.message):
         return BlamedCode.ARGUMENTS
     if _OF_ITSELF.search(raised.message) or is_nested(raised):
         return BlamedCode.LIBRARY
@@ -266,7 +123,7 @@ def said_of(raised: LoggedException) -> str:
 
 def fault_words(raised: LoggedException) -> str:
     """Say where it was raised, who called that, and what may be wrong; "" where it is the script's own line."""
-    if meaning := meaning_of(raised):
+    if meaning := meaning_of(raised.message):
         return meaning.cause
     fault, package = fault_of(raised), raiser_of(raised)
     if fault is BlamedCode.SCRIPT or (fault is BlamedCode.ARGUMENTS and not package):
@@ -346,7 +203,7 @@ _SETTINGS: Final = compile_lazily(r"(?<![\w=])[A-Z][A-Z0-9_]{3,40}=[\w.:/-]+(?<!
 
 def fault_fixes(raised: LoggedException, log: Log) -> tuple[Fix, ...]:
     """Say what decides: what the message asks for itself, and which release it is of the package that raised it."""
-    if meaning := meaning_of(raised):
+    if meaning := meaning_of(raised.message):
         return meaning.fixes
     if found := fixes_of_a_race(said_of(raised), log) or _fixes_of_a_missing_file(raised):
         return found

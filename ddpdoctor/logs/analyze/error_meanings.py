@@ -1,0 +1,259 @@
+"""What the words of torch, and of libraries around it, say of the script, by their sources.
+
+An exception's message tells what is refused; this tells why a training comes to that, and what mends it.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Final, NamedTuple
+
+import msgspec
+
+from ddpdoctor.base.findings import Fix
+
+
+class Meaning(NamedTuple):
+    """What a library's words about its own state say of the script.
+
+    begins: a pattern of what the message begins with. cause: the names of its groups stand in braces.
+    """
+
+    begins: str
+    cause: str
+    fixes: tuple[Fix, ...]
+
+
+_SHOW_GRADIENTS: Final = (
+    "print([n for n, p in model.named_parameters() if p.requires_grad][:5], loss.grad_fn)   # in the script, before backward()",
+    "print(sum(p.grad is not None for g in optimizer.param_groups for p in g['params']))   # in the script, after backward()",
+)
+_SHOW_DTYPES: Final = (
+    "print({(p.dtype, p.requires_grad) for p in model.parameters()})   # in the script, before the training",
+)
+_MEANINGS: Final = (
+    # torch/amp/grad_scaler.py counts the devices on which an optimizer's parameters have gradients.
+    Meaning(
+        "No inf checks were recorded for this optimizer",
+        "GradScaler found no gradient at all in that optimizer's parameters: backward() reached none of them. They are frozen, or the loss is "
+        "cut off from them (made anew by torch.tensor(...), by .item(), .detach() or within no_grad()), or the optimizer has other parameters "
+        "than the model.",
+        (
+            Fix(
+                "See before scaler.step() whether any of them has a gradient, and before backward() whether the loss has a grad_fn",
+                _SHOW_GRADIENTS,
+            ),
+        ),
+    ),
+    # torch/csrc/autograd/engine.cpp
+    Meaning(
+        "element 0 of tensors does not require grad and does not have a grad_fn",
+        "backward() was called of a loss that depends on no parameter that is trained: all are frozen, or the loss is cut off from them (made "
+        "anew by torch.tensor(...), by .item(), .detach() or within no_grad()), or gradient checkpointing (use_reentrant=True) was given inputs "
+        "that need no gradient.",
+        (Fix("See which parameters are trained, and whether the loss has a grad_fn", _SHOW_GRADIENTS),),
+    ),
+    # torch/distributed/distributed_c10d.py
+    Meaning(
+        "Default process group ",
+        "Something that speaks to other ranks was called (a collective, SyncBatchNorm, a DistributedSampler, DistributedDataParallel), and this process has no "
+        "process group: it was started as a single one, without a launcher, or init_process_group() is called later, or not at all.",
+        (
+            Fix("Start it with a launcher, even for a single GPU, and call dist.init_process_group() first", ("torchrun --nproc-per-node=1 train.py ...",)),
+            Fix("Or let the script do without: BatchNorm in the place of SyncBatchNorm (norm_cfg type 'BN'), no DistributedSampler, and collectives behind dist.is_initialized()"),
+        ),
+    ),
+    # torch/nn/parallel/distributed.py, data_parallel.py: what the model has of its own, its wrapper hasn't.
+    *(
+        Meaning(
+            f"'{wrapper}' object has no attribute",
+            f"{wrapper} wraps the model, and has only what torch gives it: the model's own methods and attributes are those of model.module.",
+            (Fix("Ask the model within for it, with and without a wrapper", ("inner = getattr(model, 'module', model)   # in the script",)),),
+        )
+        for wrapper in ("DistributedDataParallel", "DataParallel")
+    ),
+    # torch/nn/parallel/replicate.py: since torch 1.5 a replica has no parameters of its own.
+    Meaning(
+        "Caught StopIteration in replica",
+        "The model asks within forward() for its first parameter (next(self.parameters()), mostly for its device or dtype): of the replicas that DataParallel makes "
+        "since torch 1.5 none has parameters.",
+        (
+            Fix("Take device and dtype from an input (x.device, x.dtype), or from a buffer"),
+            Fix("Or train with DistributedDataParallel, one process for each GPU, where every rank has parameters"),
+        ),
+    ),
+    # torch/csrc/autograd/saved_variable.cpp
+    Meaning(
+        "one of the variables needed for gradient computation has been modified by an inplace operation",
+        "A tensor that backward() still needs was changed in place after the forward pass: by an operation such as x += y, relu_(), ReLU(inplace=True) or "
+        "x[...] = y, by an optimizer's step between forward and backward, or, with DDP, by a second forward pass, which broadcasts buffers anew.",
+        (
+            Fix("Let torch show the line of the forward pass whose result was changed", ("torch.autograd.set_detect_anomaly(True)   # in the script",)),
+            Fix("Write that operation out of place (x = x + y, x.clone()); under DDP with two forward passes broadcast_buffers=False may do"),
+        ),
+    ),
+    # torch/csrc/autograd/engine.cpp, saved_variable.cpp
+    Meaning(
+        "Trying to backward through the graph a second time",
+        "The loss of this step still hangs on a graph that an earlier backward() has used up and freed: a hidden state, a loss that was added up, or "
+        "an output that was kept from the step before, without .detach().",
+        (Fix("Detach what is kept from one step to the next; retain_graph=True only where one graph is meant to serve several losses"),),
+    ),
+    # torch/utils/data/_utils/collate.py
+    Meaning(
+        "stack expects each tensor to be equal size",
+        "The DataLoader stacks the samples of a batch, and they are of different sizes.",
+        (Fix("Crop, resize or pad all samples to one size in the data set, or give the DataLoader a collate_fn that does; batch_size=1 shows that it is this"),),
+    ),
+    # torch/amp/grad_scaler.py: the scaler takes gradients of float32, which autocast gives where the parameters are of float32.
+    Meaning(
+        "Attempting to unscale FP16 gradients",
+        "Mixed precision by fp16 (GradScaler) needs parameters of float32, and those that are trained here were loaded, or cast, to float16.",
+        (
+            Fix(
+                "Load the model in float32 (no .half(), no torch_dtype=torch.float16), and let autocast choose; of a model with adapters cast what "
+                "is trained; this shows the dtypes",
+                _SHOW_DTYPES,
+            ),
+        ),
+    ),
+    # aten/src/ATen/native/cuda/AmpKernels.cu has no kernel for bfloat16.
+    Meaning(
+        "\"_amp_foreach_non_finite_check_and_unscale_cuda\" not implemented for 'BFloat16'",
+        "Mixed precision by fp16 (GradScaler) is switched on, and the parameters that are trained are of bfloat16: bfloat16 needs no scaling, and "
+        "the scaler takes none.",
+        (
+            Fix(
+                "Train in bfloat16 without a scaler (of the Trainer bf16=True and fp16=False), or load the model in float32; this shows the dtypes",
+                _SHOW_DTYPES,
+            ),
+        ),
+    ),
+    # safetensors: bindings/python/py_src/safetensors/torch.py
+    Meaning(
+        "Some tensors share memory, this will lead to duplicate memory on disk",
+        "safetensors saves no tensor twice, and refuses a model in which two names stand for the same memory: mostly tied weights (embeddings and "
+        "output layer) that the model's class doesn't declare, as where it is wrapped in another module, or was changed after it was loaded.",
+        (
+            Fix(
+                "Save by what knows tied weights, in the place of save_file(model.state_dict(), ...); in the script",
+                ("safetensors.torch.save_model(model, 'model.safetensors')",),
+            ),
+            Fix("Of transformers' Trainer, where its release has that: TrainingArguments(..., save_safetensors=False)"),
+        ),
+    ),
+    # caffe2/serialize/inline_container.cc
+    Meaning(
+        "Parent directory ",
+        "The file is to be written into a folder that isn't there: torch.save() makes none. A relative path counts from the folder in which the job "
+        "was started.",
+        (Fix("Make the folder before it is written to; in the script, on one rank", ("os.makedirs(os.path.dirname(path), exist_ok=True)",)),),
+    ),
+    # aten/src/ATen/native/Convolution.cpp, aten/src/ATen/TensorUtils.cpp; torch before 1.5 as well
+    Meaning(
+        r"Input type \(torch\.(?!cuda)\w+\) and (?:weight|bias) type \(torch\.cuda|Input type \(torch\.cuda\.\w+\) and (?:weight|bias) type \(torch\.(?!cuda)"
+        r"|Expected object of (?:backend|device type) (?:(?:CUDA|cuda) but got (?:backend|device type) (?:CPU|cpu)|(?:CPU|cpu) but got (?:backend|device type) (?:CUDA|cuda))"
+        r"|Expected all tensors to be on the same device, but found at least two devices, (?:cpu and cuda|cuda:\d+ and cpu)",
+        "A tensor in the host's memory meets one on a GPU: an input wasn't moved, or a tensor that the model makes anew (torch.zeros(...), a mask, positions), or a part "
+        "of the model is neither a registered submodule nor a parameter or buffer, so that model.to() doesn't take it along.",
+        (Fix("Move what is handed over, and make new tensors where the input is", ("mask = torch.zeros(size, device=x.device)   # in the script",)),),
+    ),
+    # aten/src/ATen/native/Convolution.cpp, LinearAlgebra.cpp, Blas.cpp, TensorUtils.cpp
+    Meaning(
+        r"Input type \((?P<got>[\w.:]+)\) and (?:weight|bias) type \((?P<of>[\w.:]+)\) should be the same|expected scalar type (?P<of_>\w+) but found (?P<got_>\w+)$"
+        r"|(?:expected )?m(?:at)?1 and m(?:at)?2 (?:must|to) have the same dtype|expected mat1 and mat2 to have the same dtype"
+        r"|Index put requires the source and destination dtypes match|self and mat2 must have the same dtype",
+        "Two tensors of different dtypes meet: mostly the weights of one part of the model were loaded in, or cast to, half precision (.half(), torch_dtype=..., bf16), "
+        "and what they are given was not, or the other way round. Outside of autocast torch converts nothing.",
+        (
+            Fix("Let autocast choose around the forward pass, where the model is used for evaluation or decoding, too", ('with torch.autocast("cuda", dtype=torch.bfloat16):   # in the script',)),
+            Fix("Or cast what is handed over to the layer's dtype; this shows which dtypes the model has", ("x = x.to(layer.weight.dtype)   # in the script", *_SHOW_DTYPES)),
+        ),
+    ),
+    # aten/src/ATen/native/cpu: kernels that have no float16
+    Meaning(
+        r"\"(?:\w*_cpu\w*|LayerNormKernelImpl|\w+_lastdim_kernel_impl|baddbmm_with_gemm|compute_indices_weights_\w+)\" not implemented for 'Half'",
+        "That operation has no kernel for float16 on the CPU: the model was loaded in half precision, and at least this part of it runs on the CPU, as where no GPU was found, "
+        "or a device_map, or offloading, has put it there.",
+        (
+            Fix("See whether that Python sees a GPU", ('python -c "import torch; print(torch.version.cuda, torch.cuda.is_available(), torch.cuda.device_count())"',)),
+            Fix("On the CPU load the model in float32 or bfloat16 (torch_dtype=torch.float32)"),
+        ),
+    ),
+    # aten/src/ATen/native/LinearAlgebra.cpp
+    Meaning(
+        r"(?:mat1 and mat2 shapes cannot be multiplied \(|size mismatch, m1: \[)\d+ ?x ?(?P<got>\d+)(?: and |\], m2: \[)(?P<wants>\d+) ?x ?\d+",
+        "A linear layer takes {wants} features, and was given {got}: the layer before it, the backbone, the size of the pictures, or the flattening is another one than it was made for.",
+        (Fix("Print the shape before that layer, and make the layer for {got} features, or give it what it was made for", ("print(x.shape)   # in the script, before the layer",)),),
+    ),
+    # aten/src/ATen/native/Convolution.cpp
+    Meaning(
+        r"Given groups=\d+, weight of size \[[\d, ]+\], expected input\[[\d, ]+\] to have (?P<wants>\d+) channels, but got (?P<got>\d+) channels",
+        "A convolution takes {wants} channels, and was given {got}: pictures that are grey or have an alpha channel, another backbone or option than the model was made "
+        "with, or dimensions in another order.",
+        (Fix("Give it {wants} channels (pictures: image.convert('RGB')), or make the layer for {got}; this shows the shapes", ("print(x.shape)   # in the script, before the layer",)),),
+    ),
+    # aten/src/ATen/native/LossNLL.cpp
+    Meaning(
+        r"Target (?P<label>-?\d+) is out of bounds",
+        "A label is {label}, and the model has fewer classes: labels count from 0, and the number of classes (the last layer's outputs) must be above the largest one.",
+        (Fix("See the labels' range, and make the last layer for it, or shift the labels", ("print(labels.min(), labels.max(), outputs.shape)   # in the script, before the loss",)),),
+    ),
+    # aten/src/ATen/native/Embedding.cpp, TensorAdvancedIndexing.cpp on the CPU
+    Meaning(
+        "index out of range in self",
+        "An embedding was asked for a row that it hasn't got: a token that isn't in the vocabulary that the model was made with (tokens were added, or the tokenizer is another "
+        "model's), a text longer than the position embeddings, or an index that is negative.",
+        (
+            Fix("See the largest index beside the embedding's size", ("print(ids.min(), ids.max(), model.get_input_embeddings().num_embeddings)   # in the script",)),
+            Fix("After adding tokens: model.resize_token_embeddings(len(tokenizer)); of long texts truncation=True, max_length=..."),
+        ),
+    ),
+    # torch/autograd/__init__.py
+    Meaning(
+        "grad can be implicitly created only for scalar outputs",
+        "backward() was called of a loss that is no single number: DataParallel returns one for each GPU, and a loss with reduction='none' one for each sample.",
+        (Fix("Take its mean first", ("loss.mean().backward()   # in the script",)),),
+    ),
+    # torch/csrc/utils/tensor_numpy.cpp
+    Meaning(
+        r"can't convert (?:cuda:\d+|CUDA) (?:device type )?tensor to numpy",
+        "NumPy was handed a tensor that is on a GPU, whose memory it can't read.",
+        (Fix("Copy it to the host first", ("x.detach().cpu().numpy()   # in the script",)),),
+    ),
+    # deepspeed/runtime/zero/partition_parameters.py leaves the shape [0]
+    Meaning(
+        r"weight should have at least three dimensions|'weight' must be 2-D|Function \w+ returned an invalid gradient at index \d+ - got \[(?:\d+, )*0\]",
+        "A parameter is empty, as ZeRO-3 and FSDP leave those that they have divided among the ranks: it was used outside of the forward pass of the module that it is of, in one that was "
+        "loaded or changed after the model was divided, or in a copy.",
+        (Fix("Gather it for as long as it is used, or train without dividing parameters (ZeRO-2)", ("with deepspeed.zero.GatheredParameters(module.parameters()):   # in the script",)),),
+    ),
+    # aten/src/ATen/MapAllocator.cpp
+    Meaning(
+        r"unable to open file <(?P<file>[^>]{1,4000})> in read-only mode: No such file or directory",
+        "{file} isn't there: mostly a link in a cache (Hugging Face's snapshots are links) whose file was removed, or wasn't fetched to its end.",
+        (Fix("See which part of the path is missing; of a cache remove that model's folder, and fetch it again on one rank before the others start"),),
+    ),
+)  # fmt: skip
+
+
+@cache
+def _pattern(begins: str) -> re.Pattern[str]:
+    return re.compile(begins)
+
+
+def meaning_of(message: str) -> Meaning | None:
+    """Return what the words of an exception mean, where a library's source tells that."""
+    for meaning in _MEANINGS:
+        if found := _pattern(meaning.begins).match(message):
+            words = found.groupdict("")
+            fixes = tuple(msgspec.structs.replace(fix, text=_filled(fix.text, words)) for fix in meaning.fixes)
+            return Meaning(meaning.begins, _filled(meaning.cause, words), fixes)
+    return None
+
+
+def _filled(text: str, words: dict[str, str]) -> str:
+    for name, word in words.items():
+        text = text.replace(f"{{{name}}}", word)
+    return text
