@@ -53,6 +53,8 @@ class FirstLines:
                 shape = _FIGURES.sub("", text)
                 if shape not in routine:
                     sought.setdefault(shape, _Sought(shape, part.encode()))
+        self.number = 0
+        """Of the line that begins the file: what comes behind it is another beginning."""
         self._sought = list(sought.values())[:MAX_SOUGHT]
         self._hits: list[tuple[LogLine, int]] = []
         self._count = [0] * len(self._sought)
@@ -70,10 +72,12 @@ class FirstLines:
                 line = line_at(text[begin:at].rstrip(b"\r"), here)
                 self._count[place] += 1
                 if _FIGURES.sub("", line.text) == one.shape:
+                    if place == 0 and not self.number:
+                        self.number = line.number
                     self._hits.append((line, place))
 
-    def again(self) -> Iterator[LogLine]:
-        """The lines at which the file begins again, with the first of them and at least another one, in their order."""
+    def begun(self) -> Iterator[LogLine]:
+        """The lines at which the file begins, and begins again, with the first of them and at least another one, in their order."""
         rare = sorted(
             ((line, place) for line, place in self._hits if self._count[place] < MAX_HITS),
             key=lambda hit: hit[0].number,
@@ -86,11 +90,6 @@ class FirstLines:
             if goes_on and begun is None:
                 yield line
             begun = line if goes_on else None
-
-    @property
-    def first(self) -> int:
-        """The number of the line that begins the file: what comes behind it is another beginning."""
-        return min((line.number for line, place in self._hits if place == 0), default=0)
 
 
 def _is_of_traceback(text: str) -> bool:

@@ -131,7 +131,7 @@ class GatheredLog:
 
     def begins_again(self, first: FirstLines, bars: ProgressBars) -> None:
         """Take note of where a file begins, and of its progress bars."""
-        self._run_ends.begun, self._run_ends.first, self._run_ends.bars = tuple(first.again()), first.first, bars
+        self._run_ends.begins_again(first, bars)
 
     def _alike(self, raised: LoggedException) -> tuple[object, ...]:
         """Return what tracebacks have in common of which only a few are kept."""
@@ -243,7 +243,6 @@ class GatheredLog:
         """Count a message of healthy runs."""
         known = self._noise.setdefault(text.text, HealthyMessage(Noise(text.text, text.why, 0, line)))
         known.times += 1
-        self._run_ends.spoke(line)
         return known
 
     def rank_said(self, rank: int, process: tuple[str, int] | None) -> None:

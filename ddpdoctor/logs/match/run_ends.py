@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from ddpdoctor.facts.log import LogFile, LoggedException, LogLine, ProcessExit
@@ -18,6 +20,8 @@ from ddpdoctor.logs.exceptions import (
     is_within_launcher,
 )
 from ddpdoctor.logs.launch_failures import may_start_again
+from ddpdoctor.logs.match.first_lines import FirstLines
+from ddpdoctor.logs.match.global_ranks import has_year
 from ddpdoctor.logs.match.progress_bars import ProgressBars
 from ddpdoctor.logs.parse.exits import SHELL
 
@@ -32,6 +36,8 @@ MAX_UNSURE: Final = 64
 AT_ONCE: Final = 4
 """Lines behind an end within which the file begins again where somebody starts the next run at once."""
 TWICE: Final = 2
+MIN_LINES: Final = 10
+"""Behind the last beginning; fewer may be those of another rank, which waits for those that are gone."""
 LASTING: Final = 120.0
 """Seconds behind an end for which nobody works on whose job is over: a launcher ends the other ranks within 30, and who waits for one does nothing."""
 MIN_STEPS: Final = 3
@@ -54,6 +60,7 @@ _REFUSED: Final = re.compile(
 _STEP: Final = re.compile(
     r"(?i).*\b(?:step|iter|iteration|epoch|batch|update|train|training|test|val|validation|eval|evaluation)\b.{0,20}?\d"
 )
+_GIVES_UP: Final = re.compile(r"(?i)\bgiv(?:e|es|en|ing) up\b|\bafter \d+ (?:attempts|tries|retries)\b")
 _JOB: Final = re.compile(r"\*\*\* (?:STEP|JOB) (\d{1,12})(?!\d)[^*]{0,200} CANCELLED AT ")
 
 
@@ -79,23 +86,23 @@ class RunEnd(NamedTuple):
 class RunEnds:
     """The ends so far: exceptions that nobody caught, launchers' own, processes that a signal ended, jobs that Slurm ended."""
 
-    begun: tuple[LogLine, ...] = ()
-    """The lines at which the file begins, and begins again."""
-    first: int = 0
-    """The number of the one at which it begins."""
-    bars: ProgressBars = field(default_factory=ProgressBars)
-    """Of the file."""
     count: int = 0
     """Of the ends, as far as each may have been a run's."""
     _ends: list[RunEnd] = field(default_factory=list)
     _unsure: deque[RunEnd] = field(default_factory=lambda: deque(maxlen=MAX_UNSURE))
     _alone: bool = True
-    _spoken: int = 0
-    """The last line of those that libraries write into healthy runs, too."""
+    _begun: tuple[LogLine, ...] = ()
+    """The lines at which the file begins, and begins again."""
+    _again: tuple[LogLine, ...] = ()
+    """Those of them behind another one."""
+    _first: int = 0
+    """The number of the first line that is sought again."""
+    _bars: ProgressBars = field(default_factory=ProgressBars)
 
-    def spoke(self, line: LogLine) -> None:
-        """Take note of what a library writes into healthy runs, too: somebody is past the imports."""
-        self._spoken = line.number
+    def begins_again(self, first: FirstLines, bars: ProgressBars) -> None:
+        """Take note of where the file begins, and of its progress bars."""
+        self._begun, self._first, self._bars = tuple(first.begun()), first.number, bars
+        self._again = tuple(line for line in self._begun if line.number > first.number)
 
     def meet(self, launchers: Collection[str], ranks: int) -> None:
         """Take note of whose lines there are so far."""
@@ -155,8 +162,7 @@ class RunEnds:
         """
         begun = self._begun_by_somebody()
         known = sorted(end for end in [*self._ends, *self._unsure] if self._alone or not end.alone)
-        again = [line for line in self.begun if line.number > self.first]
-        at_once = _begun_at_once([end for end in known if end.sure or (trains and trains.number > end.over)], again)
+        at_once = self._begun_at_once(known, file, latest, trains)
         # Of words that are said again and again the last ones count.
         latest_words = {end for end, later in zip_longest(known, known[1:]) if later is None or later.sure}
         ends = [
@@ -167,7 +173,7 @@ class RunEnds:
         for end, later in zip_longest(ends, ends[1:]):
             # A launcher has ended all of its ranks before, who can't flush what they have held back.
             of_launcher = not (end.alone or end.job)
-            begins = _first_between(end, later, again) if of_launcher else _begins_behind(end, later, begun)
+            begins = _first_between(end, later, self._again) if of_launcher else _begins_behind(end, later, begun)
             if begins := at_once.get(end, begins):
                 yield begins.number - 1
             elif later is None:
@@ -179,32 +185,64 @@ class RunEnds:
                 yield end.over
             elif end.sure and later.began - end.over > LINES_OF_ANOTHER_RUN:
                 yield end.over + LINES_OF_ANOTHER_RUN
-        if not self._alone and self._ends and _lasts(last := max(self._ends), latest, self.bars):
-            yield last.over + LINES_OF_ANOTHER_RUN
+        if not self._alone and not ends and self._ends:
+            # A rank's, of a job whose launcher says nothing.
+            last = max(self._ends)
+            begins = _first_between(last, None, self._again)
+            if begins and self._lasts(last, latest):
+                yield begins.number - 1
+
+    def _begun_at_once(
+        self, ends: Sequence[RunEnd], file: LogFile, latest: Sequence[LogLine], trains: LogLine | None
+    ) -> dict[RunEnd, LogLine]:
+        """Find the ends right behind which the file begins again: what happens twice isn't another rank's. In a file that begins with an end
+        Python has held back what stands behind each; and who tries again says in the end that he gives up."""
+        ends = sorted((end for end in ends if end.sure or (trains and trains.number > end.over)), key=_by_over)
+        if not ends or self._first > min(end.began for end in ends):
+            return {}
+        found = {}
+        for line in (line for line in self._again if file.lines - line.number >= MIN_LINES):
+            place = bisect_left(ends, line.number, key=attrgetter("over"))
+            if place and line.number - ends[place - 1].over <= AT_ONCE:
+                found[ends[place - 1]] = line
+        last = max(found.values(), key=lambda line: line.number, default=None)
+        if last and any(line.number > last.number and _GIVES_UP.search(line.text) for line in latest):
+            return {}
+        return found if len(found) >= TWICE else {}
 
     def _goes_on(self, end: RunEnd, file: LogFile, latest: Sequence[LogLine], trains: LogLine | None) -> bool:
         """Whether another run follows the last end."""
-        again = any(line.number > max(end.over, self.first) for line in self.begun)
+        again = _first_between(end, None, self._again) is not None
         if end.job:
             # Ranks may write for long until Slurm has ended them.
             return again
-        if _lasts(end, latest, self.bars):
-            return True
         long = (file.lines - end.over) * sum(len(line.text) + 1 for line in latest) > MOST_HELD_BACK * len(latest)
         trained = trains is not None and trains.number > end.over
         if long and (end.silent or trained):
             return True
         bars = sum(map(bool, map(_BAR.match, {line.text for line in latest if line.number > end.over})))
         # Progress bars are never held back; where the file begins again, too, they aren't another rank's.
-        # Ctrl-C ends a job script as well.
-        others = self._spoken > end.over or (end.told and file.lines - end.over > LINES_OF_ANOTHER_RUN)
-        if end.early and (trained or bars > 0 or others):
+        if again and (bars >= BARS or self._lasts(end, latest)):
             return True
-        return again and bars >= BARS
+        if end.early and (trained or bars > 0 or self._bars.ran_since(end.over, latest) >= LASTING):
+            return True
+        return self._bars.ran_since(end.over, latest, anew=True) >= LASTING
+
+    def _lasts(self, end: RunEnd, latest: Sequence[LogLine]) -> bool:
+        """Whether somebody works on for long behind it, by a progress bar that began there, or by the clocks of steps."""
+        if self._bars.ran_since(end.over, latest) >= LASTING:
+            return True
+        steps = [
+            line
+            for line in latest
+            if line.number > end.over and line.time is not None and not line.lent and _STEP.match(line.text[:500])
+        ]
+        times = [line.time for line in steps if line.time is not None]
+        return len({line.text for line in steps}) >= MIN_STEPS and max(times) - min(times) >= LASTING
 
     def _begun_by_somebody(self) -> list[tuple[LogLine, float]]:
         """List the beginnings with their clocks, unless they come as evenly as what a program writes from time to time."""
-        clocked = [(line, line.time) for line in self.begun if line.time is not None]
+        clocked = [(line, line.time) for line in self._begun if line.time is not None]
         apart = [later - time for (_, time), (_, later) in pairwise(clocked)]
         even = len(apart) > 1 and max(apart) <= EVEN * min(apart)
         return [] if even else clocked
@@ -220,34 +258,23 @@ def _begins_behind(end: RunEnd, later: RunEnd | None, begun: Sequence[tuple[LogL
     return _first_between(end, later, [line for line, clock in begun if clock > time])
 
 
-def _begun_at_once(ends: Sequence[RunEnd], again: Sequence[LogLine]) -> dict[RunEnd, LogLine]:
-    """Find the ends right behind which the file begins again: what happens twice isn't another rank's."""
-    found = {}
-    for line in again:
-        end = max((end for end in ends if end.over < line.number), key=lambda end: (end.over, end.sure), default=None)
-        if end and line.number - end.over <= AT_ONCE:
-            found[end] = line
-    return found if len(found) >= TWICE else {}
-
-
-def _lasts(end: RunEnd, latest: Sequence[LogLine], bars: ProgressBars) -> bool:
-    """Whether somebody works on for long behind it, by a progress bar that began there, or by the clocks of steps."""
-    if end.job:
-        return False
-    if bars.ran_since(end.over, latest) >= LASTING:
-        return True
-    steps = {
-        line.text: line.time
-        for line in latest
-        if line.number > end.over and line.time is not None and not line.lent and _STEP.match(line.text[:500])
-    }
-    if len(steps) < MIN_STEPS:
-        return False
-    times = list(steps.values())
-    return times[-1] - (times[0] if end.time is None else end.time) >= LASTING
-
-
 def _first_between(end: RunEnd, later: RunEnd | None, lines: Sequence[LogLine]) -> LogLine | None:
+    """Find the first of those lines behind it, and before a later one, of which the clock doesn't say that it was written before it."""
     return next(
-        (line for line in lines if line.number > end.over and (later is None or line.number < later.began)), None
+        (
+            line
+            for line in lines
+            if line.number > end.over and (later is None or line.number < later.began) and not _is_before(line, end)
+        ),
+        None,
     )
+
+
+def _is_before(line: LogLine, end: RunEnd) -> bool:
+    if line.time is None or end.time is None or has_year(line.time) is not has_year(end.time):
+        return False
+    return line.time <= end.time
+
+
+def _by_over(end: RunEnd) -> tuple[int, bool]:
+    return end.over, end.sure

@@ -10,7 +10,7 @@ from typing import Final
 
 COLLECTED: Final = re.compile(
     r"(?P<open>\[)?(?P<date>\d{4}[-/]\d\d[-/]\d\d)[T _](?P<clock>\d\d:\d\d:\d\d)(?:[.,](?P<part>\d{1,9}))?"
-    r"(?: ?(?P<zone>Z|UTC|[+-]\d\d:?\d\d)(?![\w:]))?(?(open)(?:\]|(?= [A-Z]{4,8}[ \]])))(?: ?[-|](?= )|:(?= ))?[ \t]?"
+    r"(?: ?(?P<zone>Z|UTC|[+-]\d\d:?\d\d)(?![\w:]))?(?(open)(?:\]|(?= (?:TRACE|DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL)[ \]])))(?: ?[-|](?= )|:(?= ))?[ \t]?"
 )
 """A date and a clock at the start of a line, bare or in brackets, in which a level may follow: log collectors and Python's logging write them."""
 SYSLOG: Final = re.compile(

@@ -240,20 +240,22 @@ def test_a_helper_that_is_not_found_is_only_perhaps_the_cause() -> None:
 
 PLAIN = "Loading the configuration of the run\nBuilding the user network\n"
 """Without clocks."""
+WRITTEN = "".join(f"picture {name} is written\n" for name in "abcdefghijkl")
 
 
 def test_a_file_that_begins_again_right_behind_two_ends_has_several_runs() -> None:
-    text = PLAIN + RAISED.format("a") + PLAIN + RAISED.format("b") + PLAIN + "picture 1 written\n"
+    failed = PLAIN + RAISED.format("a") + PLAIN + RAISED.format("b")
+    # A few lines more may be another rank's.
+    assert judged(failed + PLAIN + "waiting for the others\n")[0] == "'a'"
+    text = failed + PLAIN + WRITTEN
     verdict = verdict_of(read(text), catalogue())
     assert (verdict.raised, verdict.ended_well) == (None, True)
     assert [before.raised.message for before in verdict.elsewhere if before.raised] == ["'a'", "'b'"]
     # Of runs that wrote a line or two, the first lines soon come again.
     short = "Installed the libraries\n" + RAISED.format("a")
     trained = "Installed the libraries\nThe seed is set\n" + RAISED.format("b")
-    assert (
-        verdict_of(read(short * 2 + trained * 2 + "Installed the libraries\nThe seed is set\n"), catalogue()).raised
-        is None
-    )
+    text = short * 2 + trained * 2 + "Installed the libraries\nThe seed is set\n" + WRITTEN
+    assert verdict_of(read(text), catalogue()).raised is None
 
 
 def test_first_lines_behind_what_is_tried_again_begin_no_run() -> None:
@@ -268,12 +270,20 @@ def bar(seconds: int, begins: str = "  0%|          | 0/300 [00:00<?, ?it/s]") -
     return f"{begins}\r 99%|#########9| 299/300 [{minutes:02}:{rest:02}<00:01,  1.0it/s]\n"
 
 
-def test_a_bar_that_begins_behind_an_end_and_runs_for_minutes_is_another_runs() -> None:
-    verdict = verdict_of(read(run("KeyError: 'a'") + bar(299)), catalogue())
+def test_a_bar_that_begins_anew_behind_an_end_and_runs_for_minutes_is_another_runs() -> None:
+    trained = bar(40)
+    verdict = verdict_of(read(trained + run("KeyError: 'a'") + bar(299)), catalogue())
     assert (verdict.raised, len(verdict.elsewhere)) == (None, 1)
-    # Others of the same job go on for as long as their launcher needs to end them, or have begun before.
-    assert judged(run("KeyError: 'a'") + bar(31)) == ("'a'", [])
-    assert judged(run("KeyError: 'a'") + bar(299, " 45%|####5     | 135/300 [02:15<02:45,  1.0it/s]")) == ("'a'", [])
+    for behind in (
+        # Others of the same job go on for as long as their launcher needs to end them.
+        bar(31),
+        # One that had begun before.
+        bar(299, " 45%|####5     | 135/300 [02:15<02:45,  1.0it/s]"),
+        # What is done behind a failure, too.
+        bar(299, "Upload 300 files:   0%|          | 0/300 [00:00<?, ?it/s]").replace(" 99%", "Upload 300 files:  99%"),
+        bar(299).replace("300", "8"),
+    ):
+        assert judged(trained + run("KeyError: 'a'") + behind) == ("'a'", [])
 
 
 def steps(minute: int) -> str:
@@ -282,11 +292,35 @@ def steps(minute: int) -> str:
     )
 
 
-def test_steps_that_go_on_for_minutes_by_their_clocks_are_another_runs() -> None:
-    began = "[2026-03-01 10:10:00,100 INFO test.py] => creating model\n"
-    assert verdict_of(read(began + RAISED.format("a") + steps(20)), catalogue()).raised is None
-    soon = steps(10).replace(":00,100", ":01,100").replace("10:11", "10:10").replace("10:12", "10:10")
-    assert judged(began + RAISED.format("a") + "".join(soon.splitlines(keepends=True)[:3])) == ("'a'", [])
+LOGGED_FIRST = (
+    "[2026-03-01 10:{}:00,100 INFO test.py] => creating model\n[2026-03-01 10:{}:00,100 INFO test.py] => loading data\n"
+)
+
+
+def test_steps_that_go_on_for_minutes_by_their_clocks_are_another_runs_where_the_file_begins_again() -> None:
+    failed = LOGGED_FIRST.format(10, 10) + RAISED.format("a")
+    assert verdict_of(read(failed + LOGGED_FIRST.format(20, 20) + steps(20)), catalogue()).raised is None
+    # Else they may have been held back.
+    assert judged(failed + steps(20)) == ("'a'", [])
+
+
+def test_a_file_that_begins_with_an_end_has_held_back_what_stands_behind_it() -> None:
+    assert judged((RAISED.format("a") + PLAIN) * 3)[0] == "'a'"
+
+
+def test_who_tries_again_says_in_the_end_that_he_gives_up() -> None:
+    tried = PLAIN + RAISED.format("a")
+    assert judged(tried * 2 + PLAIN + f"{WRITTEN}giving up after 3 attempts\n")[0] == "'a'"
+
+
+def test_two_launchers_side_by_side_are_one_run() -> None:
+    started = (
+        "[2026-03-01 10:00:01,577] [INFO] [runner.py:568:main] cmd = python -u train.py\n"
+        "[2026-03-01 10:00:02,428] [INFO] [launch.py:145:main] WORLD INFO DICT: {'localhost': [0]}\n"
+    )
+    failed = "[2026-03-01 10:09:01,356] [ERROR] [launch.py:322:sigkill_handler] ['python', '-u', 'train.py', '--local_rank=0'] exits with return code = 1\n"
+    verdict = verdict_of(read(started + HELD_BACK + failed + started + "waiting for all nodes to join\n"), catalogue())
+    assert verdict.lead is not None
 
 
 def test_deepspeed_says_itself_that_a_run_failed() -> None:
@@ -302,10 +336,3 @@ def test_deepspeed_says_itself_that_a_run_failed() -> None:
     )
     verdict = verdict_of(read(launched(10, HELD_BACK + failed) + launched(20, HELD_BACK)), catalogue())
     assert (verdict.lead, len(verdict.elsewhere)) == (None, 1)
-
-
-def test_a_job_script_that_ctrl_c_ended_writes_nothing_behind_it() -> None:
-    stopped = 'Traceback (most recent call last):\n  File "/w/train.py", line 3, in <module>\n    import torch\nKeyboardInterrupt\n'
-    assert verdict_of(
-        read(stopped + "".join(f"value {number} of the model\n" for number in range(9))), catalogue()
-    ).ended_well

@@ -92,7 +92,7 @@ def test_what_a_library_raises_about_itself_is_told_as_likely(exception: str, co
 
 
 def test_torchs_complaint_of_shapes_is_the_callers_where_the_script_called_torch() -> None:
-    words = "RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x12 and 16x32)"
+    words = "RuntimeError: The size of tensor a (77) must match the size of tensor b (120) at non-singleton dimension 1"
     linear = (f"{SITE}/torch/nn/modules/linear.py", 134, "forward", "return F.linear(x)")
     assert fault(words, OWN, linear) is BlamedCode.ARGUMENTS
     assert fault(words, OWN, within("somelib", "self.proj(x)"), linear) is BlamedCode.LIBRARY
