@@ -339,7 +339,7 @@ class GatheredLog:
         if len(self.hosts) > 1 or len(self.files) != 1:
             return ()
         self._meet()
-        return tuple(self._run_ends.over(self.files[0], self._latest, trains))
+        return tuple(sorted(set(self._run_ends.over(self.files[0], self._latest, trains))))
 
     def _meet(self) -> None:
         """Tell what is known so far of whose the lines are."""
