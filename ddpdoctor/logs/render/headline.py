@@ -161,8 +161,9 @@ def _of_attempts(judgement: LogJudgement) -> str:
         return f"; {plural(failed, 'earlier run')} in this log failed" if failed else ""
     if max(others) < verdict.attempt:
         return f"; that was the last of {count} attempts"
+    kind = "run" if judgement.log.ended else "attempt"
     is_first = min(others) > verdict.attempt
-    which = f"the first of {count} attempts" if is_first else f"attempt {verdict.attempt}, from 0, of {count}"
+    which = f"the first of {count} {kind}s" if is_first else f"{kind} {verdict.attempt + 1} of {count}"
     return f"; that was {which}, and those behind it name no cause"
 
 
