@@ -56,11 +56,13 @@ def package_version_mismatch(log: Log, catalogue: Catalogue) -> Iterator[Finding
     if suspect is None:
         return
     orders = {match.line.order for match in suspect.sightings}
-    for raised in log.raised:
-        if raised.line.order in orders and (mismatch := mismatch_of(raised)):
-            yield _finding(log, raised, mismatch)
-            return
-    yield _by_words(log, suspect.sightings)
+    known = [raised for raised in log.raised if raised.line.order in orders]
+    found = [(raised, mismatch) for raised in known if (mismatch := mismatch_of(raised))]
+    if not found:
+        yield _by_words(log, suspect.sightings)
+        return
+    special = (each for each in found if each[1].fixes)
+    yield _finding(log, *next(special, found[0]))
 
 
 def _finding(log: Log, raised: LoggedException, mismatch: VersionMismatch) -> Finding:
@@ -81,8 +83,7 @@ def _finding(log: Log, raised: LoggedException, mismatch: VersionMismatch) -> Fi
         clip(mismatch.summary, LONGEST_QUOTE),
         said,
         source,
-        _see(python, mismatch.packages),
-        _fit(python, mismatch),
+        mismatch.fixes or (_see(python, mismatch.packages), *_fit(python, mismatch)),
         cause=mismatch.cause,
         rank=raised.line.rank,
     )

@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from ddpdoctor.base.findings import Fix
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.facts.log import LogFrame, LoggedException
 from ddpdoctor.knowledge.python_packages import PACKAGES
@@ -35,6 +36,8 @@ class VersionMismatch(msgspec.Struct, frozen=True, kw_only=True):
     sure: bool = False
     frame: LogFrame | None = None
     sought: str = ""
+    fixes: tuple[Fix, ...] = ()
+    """Where another release of a package wouldn't help."""
 
 
 _PYTHON: Final = "Python"
@@ -310,7 +313,34 @@ def _of_a_pickle(package: str, what: str, reader: LogFrame) -> VersionMismatch:
     )
 
 
+_MADE_FOR: Final = compile_lazily(r"(?P<folder>.*/lib(?:64)?/python(?P<version>\d+\.\d+))/(?:site|dist)-packages/")
+
+
+def _of_two_pythons(raised: LoggedException) -> VersionMismatch | None:
+    """Tell that packages which were made for one Python are imported by another one, which finds none of their compiled parts."""
+    found = [made for frame in raised.frames if (made := _MADE_FOR.match(with_slashes(frame.path)))]
+    if len({made["version"] for made in found}) < 2:
+        return None
+    first, last = found[0], found[-1]
+    return VersionMismatch(
+        summary=f"Python {first['version']} takes packages that were made for Python {last['version']}, from {last['folder']}",
+        cause="Compiled parts of packages are made for one Python each. PYTHONPATH, which a loaded module may have set, or a folder that the script adds to "
+        "sys.path, leads to the packages of another one.",
+        packages=(),
+        sure=True,
+        frame=raised.frames[-1],
+        fixes=(
+            Fix(
+                "Leave that folder out, and install what is then missing in the job's own environment; this shows where modules are looked for",
+                ("module purge", "unset PYTHONPATH", "python -c 'import sys; print(sys.executable, *sys.path)'"),
+            ),
+        ),
+    )
+
+
 def _of_import(raised: LoggedException) -> VersionMismatch | None:
+    if two := _of_two_pythons(raised):
+        return two
     importer = next(
         (frame for frame in reversed(raised.frames) if package_of(frame.path) or not is_of_library(frame.path)), None
     )

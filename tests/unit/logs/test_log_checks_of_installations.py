@@ -15,6 +15,7 @@ from ddpdoctor.engine.registry import NotApplicable
 from ddpdoctor.facts.log import Log, LogFile
 from ddpdoctor.knowledge.loader_messages import MESSAGES, loader_fault
 from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
+from ddpdoctor.logs.diagnosis import judge_log
 from tests.log_corpus import LOGS, log_of
 from tests.support.logs_by_hand import read
 from tests.support.registered_checks import find_check
@@ -183,3 +184,20 @@ def test_words_like_the_loaders_on_another_file_are_the_scripts_own(error: str) 
         catalogue(),
     )
     assert verdict.outcome is RunOutcome.USER_ERROR
+
+
+def test_packages_that_were_made_for_another_python_are_told() -> None:
+    text = (
+        "Traceback (most recent call last):\n"
+        '  File "/home/ada/program.py", line 2, in <module>\n    import vision\n'
+        '  File "/home/ada/env/lib/python3.10/site-packages/vision/__init__.py", line 7, in <module>\n    import numpy as np\n'
+        '  File "/apps/SciPy-bundle/lib/python3.11/site-packages/numpy/core/overrides.py", line 8, in <module>\n    from numpy.core._multiarray_umath import (\n'
+        "ModuleNotFoundError: No module named 'numpy.core._multiarray_umath'\n"
+    )
+    (opinion,) = judge_log(read(text), catalogue()).opinions
+    assert opinion.suspect.sure
+    assert (
+        opinion.finding.summary
+        == "Python 3.10 takes packages that were made for Python 3.11, from /apps/SciPy-bundle/lib/python3.11"
+    )
+    assert "unset PYTHONPATH" in opinion.finding.fixes[0].commands
