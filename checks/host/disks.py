@@ -14,6 +14,7 @@ from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.disks import Disk, Disks
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.knowledge.evidence import told
+from ddpdoctor.logs.analyze.sightings import word
 
 FLOORS: dict[str, tuple[int, int]] = {
     "working folder": (256 * MIB, 5 * GIB),
@@ -189,7 +190,34 @@ def _of_rendezvous(seen: Sequence[SignMatch], log: Log) -> Particulars:
     )
 
 
-@check("folder-not-writable", severity=FAIL, owner=Owner.USER, log=LogTraits(particulars=_of_rendezvous))
+def _of_a_cache(seen: Sequence[SignMatch]) -> Particulars:
+    """Tell of a folder in which compiled code is kept."""
+    cache = word(seen, "cache")
+    if not cache:
+        return Particulars()
+    name = cache.rpartition("/")[2]
+    setting = {"torch_extensions": "TORCH_EXTENSIONS_DIR", ".triton": "TRITON_CACHE_DIR"}.get(
+        name, "TORCHINDUCTOR_CACHE_DIR"
+    )
+    return Particulars(
+        f"{cache}, in which compiled code is kept, belongs to another user",
+        (
+            Fix("See whose it is, and who you are there", (f"ls -ld {shlex.quote(cache)}; id",)),
+            Fix(
+                "Keep compiled code in a folder of your own", (f'export {setting}="/tmp/{name.lstrip(".")}_$(id -u)"',)
+            ),
+            Fix("Or have that user, or root, remove it", (f"sudo rm -r {shlex.quote(cache)}",)),
+        ),
+        "It was made by another user, mostly by root in a container that shares /tmp or the home folder; or the job's user has no name there, so that two users come to the same folder.",
+    )
+
+
+def _of_folders(seen: Sequence[SignMatch], log: Log) -> Particulars:
+    particulars = _of_rendezvous(seen, log)
+    return particulars if particulars.summary else _of_a_cache(seen)
+
+
+@check("folder-not-writable", severity=FAIL, owner=Owner.USER, log=LogTraits(particulars=_of_folders))
 def folder_not_writable(disks: Disks) -> Iterator[Finding]:
     """A folder that training writes to may not be written to.
 
@@ -210,7 +238,27 @@ def folder_not_writable(disks: Disks) -> Iterator[Finding]:
             yield _not_writable(disk, disks)
 
 
-@check("disk-unanswered", severity=FAIL, owner=Owner.NODE)
+def _of_an_io_error(seen: Sequence[SignMatch], log: Log) -> Particulars:
+    """Tell of a file system that answers, with an error."""
+    if not any("failed" in match.words for match in seen):
+        return Particulars()
+    file = word(seen, "file")
+    read = shlex.quote(file) if file else "FILE"
+    return Particulars(
+        f"A file system answers with an error as it is read or written{f': {file}' if file else ''}",
+        (
+            Fix("See whether that file can be read now, on that host", (f"cat {read} > /dev/null",)),
+            Fix(
+                "See what the kernel says of it, and hand it to the administrator",
+                ("sudo dmesg -T | grep -iE 'i/o error|nfs|lustre|ceph|beegfs|fuse|ext4|xfs|nvme' | tail -20",),
+            ),
+            Fix("Copy the data to another disk, and let the job read it there"),
+        ),
+        "The disk has a defect, or the server of that file system, or the way to it, failed. The script is not at fault; a program that prints to a terminal that is gone says it, too.",
+    )
+
+
+@check("disk-unanswered", severity=FAIL, owner=Owner.NODE, log=LogTraits(particulars=_of_an_io_error))
 def disk_unanswered(disks: Disks) -> Iterator[Finding]:
     """A file system does not answer.
 

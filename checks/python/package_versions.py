@@ -19,6 +19,8 @@ from ddpdoctor.logs.analyze.sightings import NO_LOG, lines, shown_by, where, wor
 from ddpdoctor.logs.analyze.verdict import verdict_of
 
 SLUG: Final = "package-version-mismatch"
+_DROPPED_FIRST: Final = ("bool", "int", "float", "complex", "object", "str", "long", "unicode", "typeDict")
+"""What numpy 1.24 has dropped; other names numpy 2 has."""
 
 
 def _with_mismatches(seen: Sequence[SignMatch], log: Log, slug: str) -> list[SignMatch]:
@@ -131,8 +133,10 @@ def _install(python: str, packages: Sequence[str]) -> Fix:
 
 def _by_words(log: Log, seen: Sequence[SignMatch]) -> Finding:
     python = python_of(log)
+    if told := _of_an_age(python, seen):
+        summary, cause, fixes, packages = told
+        return Finding.of(clip(summary, LONGEST_QUOTE), lines(log, seen), _see(python, packages), fixes, cause=cause)
     wanted, found, numpy, file = (word(seen, name) for name in ("wanted", "found", "numpy", "file"))
-    fixes: tuple[Fix, ...]
     if wanted:
         has = f", and {found} is installed" if found else ""
         summary = f"A package requires {wanted}{has}"
@@ -166,6 +170,78 @@ def _by_words(log: Log, seen: Sequence[SignMatch]) -> Finding:
     return Finding.of(
         clip(summary, LONGEST_QUOTE), lines(log, seen), _see(python, _named(wanted, numpy, file)), fixes, cause=cause
     )
+
+
+def _of_an_age(python: str, seen: Sequence[SignMatch]) -> tuple[str, str, tuple[Fix, ...], tuple[str, ...]] | None:
+    """Tell what is older than what, where the words show it: (summary, cause, fixes, packages)."""
+    pip = (python, "-m", "pip", "install")
+    if dropped := word(seen, "dropped"):
+        limit = "1.24" if dropped in _DROPPED_FIRST else "2"
+        return (
+            f"The installed numpy no longer has np.{dropped}, which other code uses: that was written for an older numpy",
+            f"numpy {limit} has dropped that name.",
+            (
+                Fix(
+                    "Where it is a package's code, upgrade that package; where it is your own, write what numpy's message names in its place"
+                ),
+                Fix("Or take an older numpy", (shlex.join((*pip, f"numpy<{limit}")),)),
+            ),
+            ("numpy",),
+        )
+    if word(seen, "newer"):
+        return (
+            "The checkpoint was written by a newer torch than the one that is to read it",
+            "The format of torch.save() has changed with torch 1.6, and gets a higher number from time to time: older releases can't read newer files.",
+            (
+                Fix("Read it with a torch as new as the one that wrote it"),
+                Fix(
+                    "Or, with that newer torch, write it once more in the old format",
+                    (
+                        "python -c \"import torch; torch.save(torch.load('NEW.pt', map_location='cpu'), 'OLD.pt', _use_new_zipfile_serialization=False)\"",
+                    ),
+                ),
+            ),
+            ("torch",),
+        )
+    if version := word(seen, "python"):
+        return (
+            f"This torch is older than its Python: its torch.compile takes none of {version} or later",
+            "torch.compile reads Python's bytecode, which is another one in each release.",
+            (
+                Fix(
+                    "Take a newer torch, or an environment with an older Python",
+                    (shlex.join((*pip, "--upgrade", "torch")),),
+                ),
+                Fix("Or train without torch.compile: slower, and the same results", ("export TORCHDYNAMO_DISABLE=1",)),
+            ),
+            ("torch",),
+        )
+    if option := word(seen, "adapter"):
+        return (
+            f"The installed PEFT doesn't know {option}: it is older than the adapter, or the script, that names it",
+            "A newer PEFT writes all of its options into adapter_config.json, those that are switched off, too.",
+            (
+                _upgrade(python, "peft", "Upgrade PEFT"),
+                Fix(f"Or remove the line of {option} from adapter_config.json, where its value is null or false"),
+            ),
+            ("peft",),
+        )
+    if nowhere := word(seen, "nowhere"):
+        there = word(seen, "there")
+        newest = f": it has {there.rpartition(',')[2].strip()} at most" if there else ""
+        return (
+            f"pip finds no {nowhere} for this Python, system and index{newest}",
+            "An index has wheels of a release for some Pythons and systems only; those of torch with +cu in their number lie on PyTorch's own index alone.",
+            (
+                Fix("See which Python that is", (shlex.join((python, "-V")),)),
+                Fix(
+                    "Take a release that is there, or a Python that it was made for; for torch of a certain CUDA name PyTorch's index",
+                    (shlex.join((*pip, "torch", "--index-url", "https://download.pytorch.org/whl/cuXYZ")),),
+                ),
+            ),
+            (),
+        )
+    return None
 
 
 def _named(wanted: str, numpy: str, file: str) -> tuple[str, ...]:

@@ -95,6 +95,22 @@ def compiler_missing(log: Log, seen: Sequence[SignMatch]) -> Finding:
             ),
             WITHOUT_COMPILING,
         )
+    if word(seen, "msvc"):
+        return Finding.of(
+            "No compiler of Microsoft's is found, and code has to be compiled",
+            Fix(
+                "Install Visual Studio's Build Tools, with the workload for desktop development in C++",
+                ("winget install Microsoft.VisualStudio.2022.BuildTools",),
+            ),
+            Fix(
+                "Start the job in its `x64 Native Tools Command Prompt`, which puts cl into PATH; this shows where it is",
+                ("where cl",),
+            ),
+            Fix(
+                "Or take a wheel that is built already: conda-forge has many for Windows, and WSL runs those for Linux"
+            ),
+            WITHOUT_COMPILING,
+        )
     program = word(seen, "program") or ("g++" if word(seen, "language") == "C++" else "gcc")
     return Finding.of(
         f"No compiler is found ({program}), and code has to be compiled",
@@ -120,6 +136,44 @@ def _was_installed(one: SignMatch, log: Log) -> bool:
     return any(line.stream == one.line.stream and line.order > one.line.order for line in installed)
 
 
+def _known_reason(seen: Sequence[SignMatch]) -> Finding | None:
+    """Tell of what the compiler, or who looked before it was called, says plainly."""
+    standard, older, refused = (word(seen, name) for name in ("standard", "older", "refused"))
+    if standard:
+        wanted = standard.rpartition("C++")[2]
+        return Finding.of(
+            f"An extension is compiled as an older C++ than this torch's headers take: C++{wanted} is needed",
+            Fix(
+                f"Write c++{wanted} where its setup.py, or its call of load(), names another standard (-std=c++14)",
+                ("grep -rnE 'std=c\\+\\+' .   # in the folder of its source",),
+            ),
+            Fix("Or take a newer release of that package, or the older torch that it was written for"),
+            cause="torch 1.5 and later need C++14, 2.1 and later C++17: the package's own option comes last, and wins.",
+        )
+    if older:
+        return Finding.of(
+            f"An extension's source was written for an older torch: it uses {older}",
+            Fix("Take a newer release of that package, or the torch that its own requirements name"),
+            Fix(
+                "In a source of your own: tensor.scalar_type() in place of tensor.type(), and ATen's headers in place of THC's"
+            ),
+            cause="Since 1.5 torch takes no tensor.type() where a kernel is chosen by its type, and since 1.11 there are no headers of THC's any more.",
+        )
+    if refused and not any(match.words.get("extension") for match in seen):
+        lacks = "libaio and its headers are missing, mostly" if refused == "async_io" else "why, a line above tells"
+        return Finding.of(
+            f"DeepSpeed can't build its op {refused} on this host: {lacks}",
+            Fix("See what it lacks for each of its ops", ("ds_report",)),
+            *(
+                (Fix("Install libaio", ("apt install libaio-dev", "conda install -c conda-forge libaio")),)
+                if refused == "async_io"
+                else ()
+            ),
+            cause="It looks before it compiles whether the op's libraries, the toolkit and the GPU are there.",
+        )
+    return None
+
+
 @log_check(
     "extension-build-failed", severity=FAIL, owner=Owner.USER, log=LogTraits(sums_up=True, refuted=_was_installed)
 )
@@ -138,6 +192,8 @@ def extension_build_failed(log: Log, seen: Sequence[SignMatch]) -> Finding:
     Read the first "error:" above. `ddpdoctor check` sees whether nvcc, compiler and torch go together. A build that was left half done, or
     was made on another host, lies in `~/.cache/torch_extensions`: remove it, and start again on one rank.
     """
+    if known := _known_reason(seen):
+        return known
     name = word(seen, "extension")
     told = [line for line in log.errors if _OF_A_COMPILER.search(line.text) and not _OF_THE_BUILD.search(line.text)]
     first = f": {told[0].text.strip()}" if told else ", and the compiler's own words aren't in this log"

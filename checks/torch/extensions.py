@@ -43,9 +43,38 @@ OFFICIAL = ("torchvision", "torchaudio", "torchcodec")
 NO_VERSION = "the version of the target Python is not known"
 
 
-def _missing_header(seen: Sequence[SignMatch], log: Log) -> Particulars:
-    """Name the missing header. That there is no nvcc isn't known of it: pip's and conda's packages come one by one."""
-    header = word(seen, "header")
+def _missing_part(seen: Sequence[SignMatch], log: Log) -> Particulars:
+    """Name the missing header or library. That there is no nvcc isn't known of it: pip's and conda's packages come one by one."""
+    header, library, nvcc = (word(seen, name) for name in ("header", "library", "nvcc"))
+    if nvcc.startswith(":"):
+        return Particulars(
+            f"CUDA_HOME begins with a colon, so that the compiler is looked for at {nvcc}",
+            (
+                Fix(
+                    "CUDA_HOME is one folder, and no list: set it alone, in ~/.bashrc or the job script, too",
+                    (f"export CUDA_HOME={quote(nvcc.strip(':').partition(':')[0].removesuffix('/bin/nvcc'))}",),
+                ),
+            ),
+            "A line such as export CUDA_HOME=$CUDA_HOME:/usr/local/cuda puts a colon before the folder, as is right for PATH alone.",
+        )
+    if library:
+        return Particulars(
+            f"The linker doesn't find lib{library}.so of the CUDA toolkit",
+            (
+                Fix(
+                    "See where it lies on that host",
+                    (f"find / -name 'lib{library}.so*' -not -path '/proc/*' 2>/dev/null",),
+                ),
+                Fix(
+                    "Let the linker look there, with the folder that holds it",
+                    ("export LIBRARY_PATH=FOLDER${LIBRARY_PATH:+:$LIBRARY_PATH}",),
+                ),
+                Fix(
+                    "Or install the whole toolkit of torch's CUDA; where only a file with a number lies, as lib.so.12, make the link to it that the linker asks for"
+                ),
+            ),
+            "There is no toolkit, only a part of it is installed, or it lies in a folder that isn't searched, as conda's and pip's do.",
+        )
     if not header or any(not match.words.get("header") for match in seen):
         return Particulars()
     return Particulars(
@@ -268,7 +297,7 @@ def cuda_toolkit_mismatch(
     )
 
 
-@check("cuda-home-missing", severity=WARN, owner=Owner.USER, log=LogTraits(particulars=_missing_header))
+@check("cuda-home-missing", severity=WARN, owner=Owner.USER, log=LogTraits(particulars=_missing_part))
 def cuda_home_missing(toolchain: Toolchain, torch: Torch, target_python: TargetPython) -> Iterator[Finding]:
     """Something compiles CUDA code here, but there is no nvcc where torch looks for it.
 

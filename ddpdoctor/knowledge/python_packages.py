@@ -8,7 +8,7 @@ PACKAGES: Final = {
     "Crypto": "pycryptodome", "GPUtil": "GPUtil", "PIL": "pillow", "absl": "absl-py", "accelerate": "accelerate", "albumentations": "albumentations",
     "attr": "attrs", "av": "av", "bitsandbytes": "bitsandbytes", "boto3": "boto3", "bs4": "beautifulsoup4", "click": "click",
     "comet_ml": "comet-ml", "cv2": "opencv-python", "datasets": "datasets", "dateutil": "python-dateutil", "deepspeed": "deepspeed",
-    "diffusers": "diffusers", "dotenv": "python-dotenv", "easydict": "easydict", "einops": "einops", "evaluate": "evaluate", "fire": "fire",
+    "diffusers": "diffusers", "dotenv": "python-dotenv", "easydict": "easydict", "einops": "einops", "etcd": "python-etcd", "evaluate": "evaluate", "fire": "fire",
     "flash_attn": "flash-attn", "fsspec": "fsspec", "google.protobuf": "protobuf", "h5py": "h5py", "huggingface_hub": "huggingface-hub",
     "hydra": "hydra-core", "imageio": "imageio", "kornia": "kornia", "librosa": "librosa", "lightning": "lightning", "lmdb": "lmdb", "loguru": "loguru",
     "matplotlib": "matplotlib", "mlflow": "mlflow", "mpi4py": "mpi4py", "nltk": "nltk", "numba": "numba", "numpy": "numpy", "omegaconf": "omegaconf",
