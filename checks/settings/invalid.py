@@ -5,15 +5,17 @@ from __future__ import annotations
 import difflib
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.text import capital, dotted, quoted
 from ddpdoctor.base.unknown import Maybe, known
 from ddpdoctor.checks.settings.debugging_settings import dangerous_here, harms
-from ddpdoctor.engine.registry import check, requires
+from ddpdoctor.engine.log_traits import Particulars
+from ddpdoctor.engine.registry import LogTraits, check, requires
 from ddpdoctor.facts.environment import Environment, Setting
+from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.facts.snapshot import Gpus, Nccl, Pci, Torch
 from ddpdoctor.knowledge.evidence import told, torch_version
 from ddpdoctor.knowledge.known_settings import (
@@ -105,6 +107,8 @@ def setting_misspelt(environment: Environment, gpus: Maybe[Gpus], pci: Maybe[Pci
             severity=INFO,
         )
 
+
+MKL_LAYER = "MKL_THREADING_LAYER"
 
 MAX_COMPARED_NAMES = 50
 """Names compared with all known ones, which takes about a millisecond each."""
@@ -248,7 +252,24 @@ def set_by_torchrun(setting: Setting, environment: Environment) -> bool:
     return setting.name == "TORCH_NCCL_ASYNC_ERROR_HANDLING" and "TORCHELASTIC_RUN_ID" in environment
 
 
-@check("setting-invalid", severity=WARN, owner=Owner.USER)
+def _of_mkl(seen: Sequence[SignMatch], log: Log) -> Particulars:
+    """Tell of MKL, which nobody may have told what it takes to be told."""
+    if not any(match.words.get("name") == MKL_LAYER for match in seen):
+        return Particulars()
+    return Particulars(
+        "MKL was to take Intel's OpenMP, and another package has loaded GNU's into the process before",
+        (
+            Fix("Let MKL take the one that is there", (f"export {MKL_LAYER}=GNU",)),
+            Fix(
+                "Or import numpy first, before torch and whatever else brings libgomp",
+                ("import numpy   # as the script's first line",),
+            ),
+        ),
+        f"Where {MKL_LAYER} isn't set, mkl-service takes INTEL. Two kinds of OpenMP in one process may crash it, so that it ends the process at once.",
+    )
+
+
+@check("setting-invalid", severity=WARN, owner=Owner.USER, log=LogTraits(particulars=_of_mkl))
 def setting_invalid(environment: Environment) -> Iterator[Finding]:
     """A setting has a value that its reader doesn't understand.
 

@@ -12,6 +12,7 @@ from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.facts.log import LogFrame, LoggedException, LogLine
 from ddpdoctor.knowledge.loader_messages import loader_fault
 from ddpdoctor.knowledge.torch_frames import PYTHONS_FOLDERS, WITHOUT_FOLDER
+from ddpdoctor.logs.launch_failures import programs_missing
 
 OF_LAUNCHERS: Final = {
     "ChildFailedError", "ProcessRaisedException", "ProcessExitedException", "CalledProcessError",
@@ -237,7 +238,7 @@ def is_ordinary(raised: LoggedException) -> bool:
     of_machine = is_of_a_tool(raised) and _OF_THE_MACHINE.match(raised.message)
     return not (
         is_cut(raised)
-        or is_within_launcher(raised)
+        or (is_within_launcher(raised) and not programs_missing(raised.message))
         or _is_distributed(raised)
         or _OF_LIBRARIES.search(raised.message)
         or loader_fault(raised.message)
@@ -287,6 +288,8 @@ _PY_SPYS: Final = (
     *("torch/", "lightning/", "pytorch_lightning/", "lightning_fabric/", "accelerate/", "transformers/", "deepspeed/"),
 )
 """py-spy leaves out the folders in which Python looks for modules."""
+_CYTHONS: Final = compile_lazily(r"(?P<package>[A-Za-z_]\w*)/(?:\w+/)*\w+\.(?:pyx|pxi|pxd)$")
+"""Cython names its files by their place in the package's source."""
 _NOT_INSTALLED: Final = compile_lazily(
     r"(?:^|/)(?P<torch>torch)/(?:(?:nn|cuda|amp|autograd|optim|jit|fx|_\w+|utils/data|utils/_\w+|multiprocessing|distributed/(?:fsdp|checkpoint|elastic"
     r"|algorithms|launcher|rpc|tensor|optim|_\w+))/\w|(?:_\w+|functional|serialization|utils/checkpoint"
@@ -309,6 +312,7 @@ def is_of_library(path: str) -> bool:
         return (
             bool(_LIBRARIES.search(path) or _NOT_INSTALLED.search(path))
             or path in WITHOUT_FOLDER
+            or bool(_CYTHONS.match(path))
             or path.startswith(_PY_SPYS)
         )
     path = with_slashes(path)
@@ -331,6 +335,8 @@ def library_of(path: str) -> str:
     """Name the package that a file is of, wherever it lies, `PYTHON` for its own modules; "" for a file of nobody's package."""
     if not is_of_library(path):
         return ""
+    if of_cython := _CYTHONS.match(path):
+        return of_cython["package"]
     found = _NOT_INSTALLED.search(with_slashes(path))
     return package_of(path) or (found["torch"] or found["known"] if found else PYTHON)
 

@@ -43,9 +43,10 @@ _NO_PROGRAM: Final = compile_lazily(
     r"(?:^|: )([\w.+-]{1,200}): command not found(?!: )|: command not found: ([\w.+-]{1,200})"
     rf"|\bexecve\(\): {_PROGRAM}: No such file or directory|{_QUOTED}: executable file not found in \$PATH"
     rf"|^\S+: \d+: (?:exec: )?{_PROGRAM}: not found$"
+    r"|(?:^|: )launcher '([\w.-]{1,60})' not installed\.$"
     rf"|(?:(?:^|[\s/])env:|: failed to (?:run command|execute)|: execution of) {_QUOTED}: No such file or directory"
 )
-"""Shells, slurmstepd, container runtimes, and the tools that start a program for others."""
+"""Shells, slurmstepd, container runtimes, DeepSpeed's launcher, and the tools that start a program for others."""
 _OF_A_SHELL: Final = compile_lazily(r"command not found|: not found$")
 _TRAINS: Final = compile_lazily(
     r"python[\d.]*|torchrun|srun|accelerate|deepspeed|colossalai|horovodrun|mpirun|mpiexec(?:\.\w+)?|prterun|orted|ray|conda|apptainer|singularity|docker|uv"

@@ -6,6 +6,7 @@ An exception's message tells what is refused; this tells why a training comes to
 from __future__ import annotations
 
 import re
+import shlex
 from functools import cache
 from typing import Final, NamedTuple
 
@@ -150,6 +151,107 @@ _MEANINGS: Final = (
         "was started.",
         (Fix("Make the folder before it is written to; in the script, on one rank", ("os.makedirs(os.path.dirname(path), exist_ok=True)",)),),
     ),
+    # HDF5: src/H5FDsec2.c, H5F.c, as h5py passes them on
+    Meaning(
+        r"(?:\[Errno \d+\] )?Unable to (?:synchronously )?(?:open|create) file \(unable to lock file",
+        "HDF5 locks the files that it opens, and could not: another process, or another rank, has it open for writing, or the file system takes no locks (NFS, Lustre).",
+        (
+            Fix("Open it for reading alone, h5py.File(path, 'r'), in every process; see which has it open", ("lsof FILE",)),
+            Fix("Where all only read it, let HDF5 do without locks", ("export HDF5_USE_FILE_LOCKING=FALSE",)),
+        ),
+    ),
+    Meaning(
+        r"(?:\[Errno \d+\] )?Unable to (?:synchronously )?open file \((?:truncated file: eof = (?P<has>\d+), .*stored_eof = (?P<wants>\d+)|file signature not found)",
+        "That HDF5 file is damaged: a download or a copy that was cut short, a program that was killed as it wrote it, or a git-lfs pointer or a web page in its place. The file "
+        "itself says how long it was when it was whole.",
+        (
+            Fix("See how long it is, and what it is", ("ls -l FILE; file FILE; head -c 100 FILE",)),
+            Fix("Fetch or make it anew, and compare its checksum with the source's", ("sha256sum FILE",)),
+        ),
+    ),
+    Meaning(
+        r"(?:\[Errno \d+\] )?Can't (?:synchronously )?read data \(",
+        "HDF5 read other bytes than were written. With a DataLoader's workers, mostly the file was opened before they were forked: they share its place in the file, and read over each "
+        "other. Else the file is damaged.",
+        (
+            Fix("Open it in each worker, at its first sample, and not in __init__", ("if self.file is None: self.file = h5py.File(self.path, 'r')   # in __getitem__",)),
+            Fix("See with num_workers=0 whether the file itself can be read", ("h5dump -H FILE > /dev/null && echo its structure is whole",)),
+        ),
+    ),
+    # Python's pickle, on what py-lmdb and h5py hand it
+    Meaning(
+        r"can(?:'t|not) pickle '?Environment'? objects?$|h5py objects cannot be pickled",
+        "The data set holds a file that it has opened already (lmdb, h5py), and can't be handed to workers, which are started afresh (spawn).",
+        (Fix("Open it in each worker, at its first sample, and not in __init__", ("if self.env is None: self.env = lmdb.open(self.path, readonly=True, lock=False)   # in __getitem__",)),),
+    ),
+    # zlib, as Python passes it on
+    Meaning(
+        r"Error -[35] while decompressing data: |Error -[35] while decompressing: |CRC check failed 0x|Compressed file ended before the end-of-stream marker was reached",
+        "A compressed file is damaged: a download or a copy of it was cut short, or several processes wrote it at once.",
+        (Fix("Find which of the files it is, and fetch that anew", ("find DATA -name '*.gz' -exec gzip -t {} ';'",)),),
+    ),
+    # pyarrow: cpp/src/arrow/json, as datasets passes it on
+    Meaning(
+        r"JSON parse error: ",
+        "A line of a JSON file is none, or has a field of another type than the lines before it (text, number, list and object can't be mixed in one column).",
+        (
+            Fix("Find the line that is no JSON", ("python -c \"import json,sys; [json.loads(l) for l in open(sys.argv[1])]\" FILE",)),
+            Fix("Where each line is right, give the field the same type in all of them, and all files the same fields"),
+        ),
+    ),
+    # sqlite: src/main.c, as Python's sqlite3 and SQLAlchemy pass it on
+    Meaning(
+        r"(?:\(sqlite3\.OperationalError\) )?database is locked",
+        "Another process writes to that SQLite file, mostly another rank or another worker with the same study, cache or tracking store; on NFS and Lustre its locks don't work well, either.",
+        (
+            Fix("Let rank 0 alone write to it, and put it on a local disk"),
+            Fix("For many processes take a server's database (optuna: JournalStorage, PostgreSQL or MySQL; MLflow: its tracking server)"),
+        ),
+    ),
+    # Windows' own words
+    Meaning(
+        r"\[WinError 206\] ",
+        "Windows takes a path of at most 260 characters, or a command of 32767, unless long paths are switched on.",
+        (
+            Fix(
+                "Switch long paths on, as administrator in PowerShell, and start anew",
+                (r"New-ItemProperty HKLM:\SYSTEM\CurrentControlSet\Control\FileSystem -Name LongPathsEnabled -Value 1 -PropertyType DWORD -Force",),
+            ),
+            Fix("Or work in a folder near the root, such as C:\\w, and keep caches there, too"),
+        ),
+    ),
+    # Megatron-LM: training/arguments.py
+    Meaning(
+        r".{0,200}\brequires? setting the environment variable (?P<name>[A-Z][A-Z0-9_]+) to (?P<value>\w+)",
+        "The environment variable {name} isn't {value} where the ranks start: the launcher, ssh or the container didn't hand it on, or nobody set it. Of Megatron's, it keeps the order in "
+        "which kernels and communication are started.",
+        (Fix("Set it for all ranks, before they start", ("export {name}={value}",)),),
+    ),
+    # transformers: modeling_utils.py
+    Meaning(
+        "FlashAttention2 has been toggled on, but it cannot be used due to the following error: the package flash_attn seems to be not installed",
+        "The model, or the script, asks for FlashAttention 2, and the package flash-attn isn't installed in this environment.",
+        (
+            Fix("Train with torch's own attention, which needs no package", ('model = AutoModel.from_pretrained(..., attn_implementation="sdpa")   # in the script',)),
+            Fix("Or install it for this torch and CUDA", ("pip install flash-attn --no-build-isolation",)),
+        ),
+    ),
+    # torch 0.2 to 1.0: torch/lib/THD/process_group/General.cpp; torch/distributed/distributed_c10d.py
+    Meaning(
+        r"the MPI backend is not available; try to recompile the THD package|Distributed package doesn't have MPI built in",
+        "The backend mpi was asked for, and no wheel of torch has it: it is only in a torch that was built from source on a host with MPI.",
+        (Fix("Take NCCL for GPUs, and Gloo for CPUs; mpirun can start the ranks of those, too", ('dist.init_process_group("nccl")   # in the script',)),),
+    ),
+    # fairseq: trainer.py
+    Meaning(
+        r"Fatal error: gradients are inconsistent between workers",
+        "fairseq found that the norm of the gradients differs between ranks after they were averaged. A single rank that is off by little mostly computes otherwise (another GPU, another "
+        "library); one that is far off has left a part of the model out of a step, or has other weights.",
+        (
+            Fix("Let the ranks use alike GPUs and the same environment"),
+            Fix("Where parameters are shared or used several times, let fairseq average the gradients itself", ("fairseq-train ... --ddp-backend=legacy_ddp   # before 0.10.2: no_c10d",)),
+        ),
+    ),
     # aten/src/ATen/native/Convolution.cpp, aten/src/ATen/TensorUtils.cpp; torch before 1.5 as well
     Meaning(
         r"Input type \(torch\.(?!cuda)\w+\) and (?:weight|bias) type \(torch\.cuda|Input type \(torch\.cuda\.\w+\) and (?:weight|bias) type \(torch\.(?!cuda)"
@@ -248,7 +350,15 @@ def meaning_of(message: str) -> Meaning | None:
     for meaning in _MEANINGS:
         if found := _pattern(meaning.begins).match(message):
             words = found.groupdict("")
-            fixes = tuple(msgspec.structs.replace(fix, text=_filled(fix.text, words)) for fix in meaning.fixes)
+            quoted = {name: shlex.quote(word) for name, word in words.items()}
+            fixes = tuple(
+                msgspec.structs.replace(
+                    fix,
+                    text=_filled(fix.text, words),
+                    commands=tuple(_filled(command, quoted) for command in fix.commands),
+                )
+                for fix in meaning.fixes
+            )
             return Meaning(meaning.begins, _filled(meaning.cause, words), fixes)
     return None
 

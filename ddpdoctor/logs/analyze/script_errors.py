@@ -15,9 +15,9 @@ from ddpdoctor.base.text import listed, one_line
 from ddpdoctor.facts.log import Log, LogFrame, LoggedException
 from ddpdoctor.knowledge.python_commands import python_of, versions_installed
 from ddpdoctor.knowledge.python_packages import PACKAGES
-from ddpdoctor.logs.analyze.error_meanings import meaning_of
+from ddpdoctor.logs.analyze.error_meanings import Meaning, meaning_of
 from ddpdoctor.logs.analyze.failures import Failure
-from ddpdoctor.logs.exceptions import PYTHON, is_nested, is_of_launcher, library_of, short_name
+from ddpdoctor.logs.exceptions import PYTHON, is_nested, is_of_launcher, library_of, short_name, with_slashes
 from ddpdoctor.logs.launch_failures import MissingKind, programs_missing, why_missing
 
 # --- whose fault it is --------------------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ def fault_of(raised: LoggedException) -> BlamedCode:
     if not inner or not library_of(inner[-1].path):
         return BlamedCode.SCRIPT
     kind, last = short_name(raised.exception), raised.frames[-1]
-    if meaning_of(raised.message) or _REFUSED.match(raised.message):
+    if _meaning(raised) or _REFUSED.match(raised.message):
         return BlamedCode.ARGUMENTS
     if _OF_ITSELF.search(raised.message) or is_nested(raised):
         return BlamedCode.LIBRARY
@@ -88,6 +88,16 @@ def fault_of(raised: LoggedException) -> BlamedCode:
     directly = len({library_of(frame.path) for frame in _of_libraries(inner)} - {PYTHON}) == 1
     complains = directly and not last.code.startswith("assert") and _COMPLAINS.search(raised.message)
     return BlamedCode.ARGUMENTS if complains and raiser_of(raised) == "torch" else BlamedCode.LIBRARY
+
+
+_REPLICAS: Final = "torch/nn/parallel/parallel_apply.py"
+"""Where DataParallel calls a replica of the model."""
+
+
+def _meaning(raised: LoggedException) -> Meaning | None:
+    """Tell what its words mean; or those with which DataParallel passes it on, where it has none itself."""
+    in_replica = not raised.message and any(with_slashes(frame.path).endswith(_REPLICAS) for frame in raised.frames)
+    return meaning_of(f"Caught {short_name(raised.exception)} in replica" if in_replica else raised.message)
 
 
 def _without_pythons(frames: Sequence[LogFrame]) -> list[LogFrame]:
@@ -123,7 +133,7 @@ def said_of(raised: LoggedException) -> str:
 
 def fault_words(raised: LoggedException) -> str:
     """Say where it was raised, who called that, and what may be wrong; "" where it is the script's own line."""
-    if meaning := meaning_of(raised.message):
+    if meaning := _meaning(raised):
         return meaning.cause
     fault, package = fault_of(raised), raiser_of(raised)
     if fault is BlamedCode.SCRIPT or (fault is BlamedCode.ARGUMENTS and not package):
@@ -203,7 +213,7 @@ _SETTINGS: Final = compile_lazily(r"(?<![\w=])[A-Z][A-Z0-9_]{3,40}=[\w.:/-]+(?<!
 
 def fault_fixes(raised: LoggedException, log: Log) -> tuple[Fix, ...]:
     """Say what decides: what the message asks for itself, and which release it is of the package that raised it."""
-    if meaning := meaning_of(raised.message):
+    if meaning := _meaning(raised):
         return meaning.fixes
     if found := fixes_of_a_race(said_of(raised), log) or _fixes_of_a_missing_file(raised):
         return found

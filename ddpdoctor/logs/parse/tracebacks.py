@@ -36,6 +36,8 @@ _OF_AN_ERROR: Final = re.compile(r"(?:\w\.|^)\w*(?:Error|Exception|Interrupt|Exi
 """The name of an exception that is one even where no header announces it."""
 _EXCEPTIONS_BY_FORM: Final = re.compile(r"\.\w|^[A-Z]\w*(?:Warning|Expired|Failed|Failure|Iteration|Group)$")
 """Python puts the module before the name of any class that is neither its own nor the script's."""
+_OF_A_MODULE: Final = re.compile(r"(?:[a-z_]\w*\.)+(?:[A-Z]\w*[a-z]\w*|error)$")
+"""The same right behind a frame, where no header announces it: a logger's name mostly has no class at its end."""
 _ASSERTED: Final = re.compile(
     r"assert (?:(?<![\w.])(?:len|isinstance|issubclass|hasattr|callable)\(|(?![\w\])]\().)+, ?\(?(?P<quote>['\"])(?P<words>[^'\"\\]+)(?P=quote)\)?$"
 )
@@ -134,7 +136,7 @@ class Assembler:
         raised = (
             bool(re.search(rf"\braise (?:[\w.]+\.)?(?:{re.escape(name)}\b|[a-z_]\w*$)", code)) and name[0].isupper()
         )
-        by_form = not self._headless and bool(_EXCEPTIONS_BY_FORM.search(name))
+        by_form = bool(_OF_A_MODULE.match(name) if self._headless else _EXCEPTIONS_BY_FORM.search(name))
         return raised or by_form or bool(_OF_AN_ERROR.search(name))
 
     def _own_line(self, line: LogLine, *, ends_in_frame: bool = False) -> None:
