@@ -16,6 +16,7 @@ from ddpdoctor.knowledge import xids
 from ddpdoctor.logs.parse.error_words import NO_FIGURE
 from ddpdoctor.logs.parse.exits import PARTS
 from tests.support import cuda_oom
+from tests.support.cuda_errors import CUDA_SAYS
 from tests.support.number_patterns import more_behind
 
 CHECKS: Final = Path(__file__).parent.parent / "checks"
@@ -31,10 +32,12 @@ COMPUTED_PARTS: Final = {
         for name in ("BUS_XIDS", "ECC_XIDS", "NVLINK_XIDS", "FAULTS", "PROGRAMS", "FOLLOWING")
     },
     **{name: getattr(cuda_oom, name) for name in ("SURELY_BY_OTHERS", "OWN_DOING", "BY_NOBODY")},
+    "CUDA_SAYS": CUDA_SAYS,
     "MORE_JOINED": more_behind(_JOINED),
     "MORE_JOINED_AS_GROUP_3": more_behind(_JOINED, group=3),
 }
-"""Parts of patterns that no hand would write: lists of the Xids of a table, shares of a GPU's memory, and the comparison of two numbers."""
+"""Parts of patterns that no hand would write: lists of the Xids of a table, shares of a GPU's memory, the comparison of two numbers,
+and the frames of CUDA's words."""
 
 
 def read_all(folder: Path = CHECKS) -> dict[str, tuple[LogSign, ...]]:

@@ -49,7 +49,7 @@ def cuda_illegal_access(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """A CUDA kernel read or wrote memory that isn't its own.
 
     ## What breaks
-    The rank dies with "an illegal memory access was encountered", at some call after the kernel's; NCCL's watchdog often is
+    The rank dies with "an illegal memory access was encountered" or "misaligned address", at some call after the kernel's; NCCL's watchdog often is
     the one that notices, and the other ranks lose the connection.
 
     ## Why
@@ -72,8 +72,11 @@ def cuda_illegal_access(log: Log, seen: Sequence[SignMatch]) -> Finding:
             cause="An index past the end of an array, in the script's own kernel or one of an extension, or memory that was freed while it"
             " was in use. Rarely it is a fault of the GPU: then the kernel's log has lines of amdgpu before it.",
         )
+    misaligned = all("misaligned address" in match.line.text for match in seen)
     return Finding.of(
-        "A CUDA kernel accessed memory that isn't its own: an illegal memory access was encountered",
+        "A CUDA kernel accessed memory at an address that isn't a multiple of what it reads at once: misaligned address"
+        if misaligned
+        else "A CUDA kernel accessed memory that isn't its own: an illegal memory access was encountered",
         Fix("Let the traceback point at the kernel", ("CUDA_LAUNCH_BLOCKING=1 torchrun --nproc-per-node=1 train.py",)),
         Fix("See which access it is", ("compute-sanitizer --target-processes all python train.py",)),
         Fix("See whether the driver logged a fault of the GPU", ("sudo dmesg | grep -i xid",)),
