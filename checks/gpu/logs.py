@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from ddpdoctor.base.findings import FAIL, Finding, Fix, Owner
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.text import ranks_named
 from ddpdoctor.checks.log_check import log_check
 from ddpdoctor.facts.log import Log, SignMatch
@@ -23,6 +25,23 @@ DEVICES = {
     "UR": "XPU", "ZE": "XPU", "DEVMEM": "HPU", "workspace": "HPU", "hbm": "TPU", " at the bottom of memory": "TPU", "MPS": "Mac",
 }  # fmt: skip
 """What a sign's word for the device calls it, where it is none of NVIDIA's or AMD's."""
+
+
+_SIZES: Final = compile_lazily(
+    r"Tried to allocate (?P<wanted>[\d.]+) (?P<unit>[GT])iB.{1,60}?(?:\(GPU \d+; (?P<old>[\d.]+) GiB total capacity|has a total capac\w+ of (?P<new>[\d.]+) GiB)"
+)
+_ABSURD: Final = 20
+"""So many times a whole GPU nobody asks for knowingly."""
+
+
+def _times_the_gpu(seen: Sequence[SignMatch]) -> int:
+    """How many times the whole GPU a single tensor was to have, by torch's figures; 0 where that may be meant."""
+    found = next((sizes for match in seen if (sizes := _SIZES.search(match.line.text))), None)
+    if not found:
+        return 0
+    wanted = float(found["wanted"]) * (1024 if found["unit"] == "T" else 1)
+    times = int(wanted / float(found["old"] or found["new"]))
+    return times if times >= _ABSURD else 0
 
 
 def _ranks(seen: Sequence[SignMatch]) -> set[int]:
@@ -48,6 +67,17 @@ def oom_batch_too_large(log: Log, seen: Sequence[SignMatch]) -> Finding:
     `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.
     """
     ranks, wanted = _ranks(seen), word(seen, "wanted")
+    if times := _times_the_gpu(seen):
+        return Finding.of(
+            f"A tensor of {wanted} was asked for, {times} times a whole GPU's memory: its size was computed wrongly",
+            Fix(
+                "Print the sizes from which it is made before the line that the traceback names: an index or a length that is garbage, two "
+                "large ones multiplied (x[:, None] - x[None, :]), a batch that was never split",
+                ("print(x.shape)   # in the script",),
+            ),
+            cause="No smaller batch, and no other precision, makes that fit.",
+            rank=min(ranks, default=None),
+        )
     device = DEVICES.get(word(seen, "device"), "GPU")
     return Finding.of(
         f"{device} memory is full on {ranks_named(ranks) if ranks else f'a {device}'}{f': {wanted} more were wanted' if wanted else ''}",

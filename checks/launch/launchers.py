@@ -163,7 +163,25 @@ def names(environment: Environment) -> set[str]:
     return {setting.name for setting in environment.settings}
 
 
-@check("launcher-env-inconsistent", severity=FAIL, owner=Owner.USER)
+def _counted_differently(seen: Sequence[SignMatch], log: Log) -> Particulars:
+    """Name the two numbers of ranks, where NCCL has compared them."""
+    one, other = word(seen, "one"), word(seen, "other")
+    if not (one and other):
+        return Particulars()
+    return Particulars(
+        f"The ranks don't agree on how many they are: one says {one}, another {other}",
+        (
+            Fix(
+                "See on every node what the launcher has set, or print it in the script's first lines",
+                ("env | grep -E '^(WORLD_SIZE|RANK|LOCAL_WORLD_SIZE|SLURM_NTASKS|OMPI_COMM_WORLD_SIZE)='",),
+            ),
+            Fix("Start each node with the same --nnodes and --nproc-per-node, and unset what a login shell or a batch script exports"),
+        ),
+        "WORLD_SIZE, or the numbers of nodes and of ranks on each, differ from one node to the other; or a process of another run has come to the same address and port.",
+    )  # fmt: skip
+
+
+@check("launcher-env-inconsistent", severity=FAIL, owner=Owner.USER, log=LogTraits(particulars=_counted_differently))
 def launcher_env_inconsistent(
     environment: Environment, gpus: Maybe[Gpus], network: Maybe[Network], container: Maybe[Container], plan: Plan
 ) -> Iterator[Finding]:

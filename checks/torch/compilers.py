@@ -194,6 +194,16 @@ def extension_build_failed(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """
     if known := _known_reason(seen):
         return known
+    if word(seen, "no_arch"):
+        return Finding.of(
+            "An extension is to be compiled, and nothing says for which GPUs: torch sees none, and TORCH_CUDA_ARCH_LIST is not set",
+            Fix(
+                "Name the GPUs' compute capability (A100: 8.0, RTX 30: 8.6, RTX 40: 8.9, H100: 9.0)",
+                ("export TORCH_CUDA_ARCH_LIST='8.0;8.6;9.0'",),
+            ),
+            Fix("Or build where a GPU is seen", ("nvidia-smi -L",)),
+            cause="torch compiles for the GPUs that it sees. A docker build, a login node, or a container that got no GPU shows none.",
+        )
     name = word(seen, "extension")
     told = [line for line in log.errors if _OF_A_COMPILER.search(line.text) and not _OF_THE_BUILD.search(line.text)]
     first = f": {told[0].text.strip()}" if told else ", and the compiler's own words aren't in this log"

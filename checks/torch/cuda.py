@@ -170,6 +170,11 @@ _KERNELS_FOR_NEWER = (
     " only supports Hopper GPUs",
     " requires .target sm_",
     "bf16 is only supported on A100+",
+    "too old to be supported by the triton GPU compiler",
+    "loat16 is only supported on GPUs with",
+    "bf16 mixed precision requires PyTorch",
+    "Your setup doesn't support bf16/gpu",
+    "CUDA_R_16BF",
 )
 
 

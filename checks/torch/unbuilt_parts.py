@@ -46,11 +46,48 @@ _ITS_OWN_FILE: Final = (
 )
 
 
+def _without_cuda(seen: Sequence[SignMatch], python: str) -> Particulars | None:
+    """Tell of an extension that was built for the CPU alone."""
+    if word(seen, "for_cpu"):
+        fix = Fix(
+            "Install its build for the CUDA that torch has, from DGL's own index: on PyPI there is the one for the CPU",
+            (versions_installed(python, "dgl", "torch"),),
+        )
+    elif word(seen, "without"):
+        fix = Fix(
+            "Build it again on a host with nvcc, and say that it is to have its part for CUDA even if no GPU is seen there, as in a docker build; "
+            "in the folder of its source, or with its name in the place of the dot",
+            (
+                "export FORCE_CUDA=1   # of mmcv MMCV_WITH_OPS=1, too",
+                f"{python} -m pip install --no-build-isolation --no-cache-dir --force-reinstall --no-deps .",
+            ),
+        )
+    else:
+        return None
+    cause = "It was installed as a build for the CPU, or was compiled where there was no nvcc or no GPU was seen: its setup.py then leaves CUDA out without a word."
+    return Particulars("A compiled extension was built without CUDA", (fix,), cause, of_everybody=True)
+
+
+def _left_half_done(seen: Sequence[SignMatch]) -> Particulars | None:
+    """Tell of an extension that torch was to compile at its first use, and that isn't there."""
+    if not all("/torch_extensions/" in match.line.text and "cannot open shared" in match.line.text for match in seen):
+        return None
+    return Particulars(
+        "An extension that is compiled at its first use was not built: its folder is there, and no library in it",
+        (
+            Fix("Remove what is left of the build, and start again on one rank, which says why the compiler fails", ("rm -r ~/.cache/torch_extensions",)),
+            Fix("See on that host whether nvcc, the compiler and torch go together", ("ddpdoctor check",)),
+        ),
+        "The compiler failed there, in an earlier run or on another rank, or was ended while it worked: its words are in the log of the first that built.",
+        of_everybody=True,
+    )  # fmt: skip
+
+
 def which_part(seen: Sequence[SignMatch], log: Log) -> Particulars:
     """Tell of a compiled part that isn't there from one that doesn't fit."""
     python, package, part = python_of(log), word(seen, "package"), word(seen, "part")
     if not package:
-        return Particulars()
+        return _without_cuda(seen, python) or _left_half_done(seen) or Particulars()
     fixes: tuple[Fix, ...]
     if package.lower() == _XFORMERS:
         summary = "xFormers was installed without kernels for CUDA that fit this torch"

@@ -81,9 +81,15 @@ _OF_DISTRIBUTED: Final = compile_lazily(
 )
 _OF_AN_ARGUMENT: Final = compile_lazily(
     r"^(?:(?:Unsupported data type for HCCL|Input tensor data type is not supported for NCCL) process group|Device index must not be negative"
-    r"|Default process group (?:has not been|is not) initialized)"
+    r"|Default process group (?:has not been|is not) initialized|trying to initialize the default process group twice"
+    r"|nnodes=\S+ is not in \"MIN:MAX\" format)"
 )
-"""What torch.distributed says of a tensor or a device that the script handed it."""
+"""What torch.distributed says of what the script, or its command, handed it."""
+_OF_A_CALL: Final = compile_lazily(
+    r"^(?:CUDA error: (?:too many resources requested for launch|invalid configuration argument|operation not permitted when stream is capturing"
+    r"|peer mapping resources exhausted)|cuDNN error: CUDNN_STATUS_NOT_SUPPORTED\. This error may appear if you passed in a non-contiguous input)"
+)
+"""What CUDA and cuDNN say of what they were asked for, whatever the machine is like."""
 _OF_LIBRARIES: Final = compile_lazily(
     r"^(?:CUDA |cuda runtime error \(|NCCL [eE]rror|cuDNN error|CUBLAS_|nccl[A-Z]\w+:|\[enforce fail|\[\S*gloo/|.*INTERNAL ASSERT FAILED"
     r"|.*version [`'][^']+' not found \(required by |Could not load (?:the )?(?:lib\w|\S{1,200}\.so\b)|numpy\.dtype size changed|numpy\.core\.multiarray failed"
@@ -240,7 +246,7 @@ def is_ordinary(raised: LoggedException) -> bool:
         is_cut(raised)
         or (is_within_launcher(raised) and not programs_missing(raised.message))
         or _is_distributed(raised)
-        or _OF_LIBRARIES.search(raised.message)
+        or (_OF_LIBRARIES.search(raised.message) and not _OF_A_CALL.search(raised.message))
         or loader_fault(raised.message)
         or is_of_launcher(raised)
         or of_machine

@@ -65,6 +65,76 @@ _MEANINGS: Final = (
             Fix("Or let the script do without: BatchNorm in the place of SyncBatchNorm (norm_cfg type 'BN'), no DistributedSampler, and collectives behind dist.is_initialized()"),
         ),
     ),
+    # torch/distributed/distributed_c10d.py
+    Meaning(
+        "trying to initialize the default process group twice",
+        "init_process_group() was called, and this process has a process group already: the script calls it where a library (Accelerate, Lightning, DeepSpeed) has done so, "
+        "or calls it for a second time, in a notebook's cell, a test, or a second fit().",
+        (
+            Fix("Call it once, and only where nobody has", ("if not dist.is_initialized(): dist.init_process_group('nccl')   # in the script",)),
+            Fix("Before a second run in the same process: dist.destroy_process_group()"),
+        ),
+    ),
+    # torch/distributed/run.py
+    Meaning(
+        r"nnodes=(?P<nodes>\S+) is not in \"MIN:MAX\" format",
+        "torchrun can't read --nnodes={nodes}: it takes one number, or the smallest and the largest with one colon between.",
+        (Fix("Give it a number, or two", ("torchrun --nnodes=2 ...   # or --nnodes=2:4",)),),
+    ),
+    # The CUDA runtime's own words, of what a kernel was started with.
+    Meaning(
+        "CUDA error: too many resources requested for launch",
+        "A kernel wants more registers or shared memory for each block than this GPU has: mostly one of an extension or of the script's own, with too many threads a block, "
+        "compiled without optimisation (-G) or for another GPU.",
+        (
+            Fix("See which kernel it is", ("export CUDA_LAUNCH_BLOCKING=1",)),
+            Fix("Build that extension for this GPU, without debug flags, or let its kernel have fewer threads (__launch_bounds__, a smaller block size); a newer release may do"),
+        ),
+    ),
+    Meaning(
+        "CUDA error: invalid configuration argument",
+        "A kernel was started with a number of blocks or threads that CUDA doesn't take: mostly 0, as an input is empty (a batch without boxes, points or words), or more than there "
+        "may be, of a tensor that is very large in one dimension.",
+        (
+            Fix("See which call it is", ("export CUDA_LAUNCH_BLOCKING=1",)),
+            Fix("Print the shapes before that call; leave empty inputs out, and split very large ones", ("print(x.shape)   # in the script, before the call",)),
+        ),
+    ),
+    Meaning(
+        "CUDA error: operation not permitted when stream is capturing",
+        "While a CUDA graph is recorded (torch.cuda.graph, torch.compile mode='reduce-overhead', vLLM), something was called that waits for the GPU or takes memory: "
+        ".item(), .cpu(), print() of a tensor, a synchronisation, a first use of cuBLAS or NCCL, or a thread of a DataLoader or of NCCL's watchdog.",
+        (
+            Fix("Do without graphs to see whether the rest works: mode='default' of torch.compile, enforce_eager=True of vLLM"),
+            Fix("Warm up on a side stream before recording, keep what waits out of it, and let other threads go on: torch.cuda.graph(g, capture_error_mode='thread_local')"),
+        ),
+    ),
+    Meaning(
+        "CUDA error: peer mapping resources exhausted",
+        "A GPU can open the memory of eight others at most, and one process wants more: mostly DataParallel, or a copy between GPUs, on a host with more than nine.",
+        (
+            Fix("Show each process eight GPUs at most", ("export CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7",)),
+            Fix("Or train with DistributedDataParallel, one process for each GPU; NCCL_P2P_DISABLE=1 does without peer-to-peer copies"),
+        ),
+    ),
+    # aten/src/ATen/cudnn/Exceptions.h
+    Meaning(
+        "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED\\. This error may appear if you passed in a non-contiguous input",
+        "cuDNN has no algorithm for what it was given: an input that isn't contiguous (after transpose, permute or a slice), one with more than 2^31 values, or a data type that this GPU doesn't do.",
+        (
+            Fix("Hand over a contiguous tensor, and split very large ones", ("x = x.contiguous()   # in the script, before the layer",)),
+            Fix("See whether it is cuDNN alone that refuses it", ("torch.backends.cudnn.enabled = False   # in the script",)),
+        ),
+    ),
+    # vllm/v1/core/kv_cache_utils.py, vllm/worker/worker.py
+    Meaning(
+        "No available memory for the cache blocks",
+        "vLLM may use a share of the GPU (gpu_memory_utilization), and the model's weights and one step alone fill it: nothing is left for its cache.",
+        (
+            Fix("Let it have more, where nobody else is on the GPU: gpu_memory_utilization=0.95; in training beside it (colocated), free or move away what training holds first", ("nvidia-smi",)),
+            Fix("Or need less: a smaller max_model_len and max_num_seqs, a quantised model, tensor_parallel_size over more GPUs"),
+        ),
+    ),
     # torch/nn/parallel/distributed.py, data_parallel.py: what the model has of its own, its wrapper hasn't.
     *(
         Meaning(
