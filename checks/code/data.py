@@ -64,6 +64,8 @@ def user_label_out_of_range(log: Log, seen: Sequence[SignMatch]) -> Finding:
     )
     if any(match.role is SignRole.NAMES for match in seen):
         summary = f"Label {label} is out of range" if label else "A label or an index is out of range"
+    elif all("CUBLAS_STATUS_EXECUTION_FAILED" in match.line.text for match in seen):
+        summary = "A GPU kernel failed before cuBLAS was called: mostly a label or index out of range"
     elif word(seen, "input"):
         summary = "An input of BCELoss is not between 0 and 1, or is NaN"
         wanted = Fix("Use BCEWithLogitsLoss, without a sigmoid before it, and check that its inputs are finite")
