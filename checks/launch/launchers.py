@@ -178,6 +178,7 @@ def _counted_differently(seen: Sequence[SignMatch], log: Log) -> Particulars:
             Fix("Start each node with the same --nnodes and --nproc-per-node, and unset what a login shell or a batch script exports"),
         ),
         "WORLD_SIZE, or the numbers of nodes and of ranks on each, differ from one node to the other; or a process of another run has come to the same address and port.",
+        of_everybody=True,
     )  # fmt: skip
 
 

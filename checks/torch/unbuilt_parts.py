@@ -46,6 +46,9 @@ _ITS_OWN_FILE: Final = (
 )
 
 
+_WITHOUT_CUDA: Final = compile_lazily(r"ot compiled with (?:GPU|CUDA) support|: implementation for device cuda:")
+
+
 def _without_cuda(seen: Sequence[SignMatch], python: str) -> Particulars | None:
     """Tell of an extension that was built for the CPU alone."""
     if word(seen, "for_cpu"):
@@ -53,7 +56,7 @@ def _without_cuda(seen: Sequence[SignMatch], python: str) -> Particulars | None:
             "Install its build for the CUDA that torch has, from DGL's own index: on PyPI there is the one for the CPU",
             (versions_installed(python, "dgl", "torch"),),
         )
-    elif word(seen, "without"):
+    elif all(_WITHOUT_CUDA.search(match.line.text) for match in seen):
         fix = Fix(
             "Build it again on a host with nvcc, and say that it is to have its part for CUDA even if no GPU is seen there, as in a docker build; "
             "in the folder of its source, or with its name in the place of the dot",

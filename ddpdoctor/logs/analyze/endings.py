@@ -24,6 +24,8 @@ TELLS_OF_EVERY_END: Final = "torchrun"
 """A launcher that never keeps a rank's failure to itself."""
 SECONDS_TO_KILL: Final = 30
 """It gives its processes that long to end by SIGTERM."""
+_OF_WINDOWS: Final = {0xC0000005: 11, 0xC00000FD: 11, 0xC0000409: ABORT}
+"""Its numbers for a crash: memory that isn't the process's own, a stack that overflowed, a process that gave up; by the signal that says the same."""
 _STOPPED: Final = "DUE TO "
 """The reason of Slurm's that ends a job from outside."""
 ENDED_BY: Final = "ended_by"
@@ -37,6 +39,8 @@ def signal_of(exited: ProcessExit) -> int:
     code = exited.exit_code
     if code is None:
         return 0
+    if crash := _OF_WINDOWS.get(code & 0xFFFFFFFF):
+        return crash
     if code < 0:
         return -code
     # Of -9, as subprocess has it, exit() makes 247.

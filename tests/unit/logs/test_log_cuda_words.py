@@ -136,6 +136,18 @@ def test_an_extension_without_cuda_is_told_from_one_of_another_torch(package: st
 @pytest.mark.parametrize(
     "text",
     [
+        "[0]:\n  time      : 2026-01-02_03:04:05\n  host      : desk\n  rank      : 0 (local_rank: 0)\n  exitcode  : 3221225477 (pid: 812)\n  error_file: <N/A>\n",
+        "Process finished with exit code -1073741819 (0xC0000005)\n",
+    ],
+)  # fmt: skip
+def test_windows_numbers_of_a_crash_are_known(text: str) -> None:
+    box = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n=====\ntrain.py FAILED\n-----\nRoot Cause (first observed failure):\n"
+    assert _first(text if text.startswith("Process") else box + text) == "process-crashed"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
         "See the docs on 'an illegal memory access was encountered' and misaligned address\nepoch 1 step 1 loss 0.5\n",
         "INFO upload failed: out of memory on the server, trying again\nepoch 1 step 1 loss 0.5\nepoch 1 step 2 loss 0.4\n",
         "the camera's initialization error is 0.03\nepoch 1 step 1 loss 0.5\n",
