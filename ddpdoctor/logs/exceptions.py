@@ -64,7 +64,7 @@ RAISED_WITHIN: Final = " raised:"
 
 _OF_PEERS: Final = compile_lazily(
     r"Connection (?:was )?(?:closed|reset) by (?:remote )?peer|Broken pipe|ncclRemoteError|remote process exit"
-    r"|got 0 bytes|Watchdog caught|[Tt]imed out waiting|Socket Timeout|was aborted|NCCL communicator was aborted|^cancelled$"
+    r"|got 0 bytes|Watchdog caught|[Tt]imed out waiting|Socket Timeout|was aborted|NCCL communicator was aborted"
 )
 """How a rank says that another one went away, or never came."""
 
