@@ -1,4 +1,4 @@
-"""Jobs that a scheduler refuses, before anything of them has begun."""
+"""Jobs, and steps of jobs, that a scheduler refuses or finds no place for, before anything of them has begun."""
 
 from __future__ import annotations
 
@@ -40,6 +40,35 @@ PBS_QUEUES: Final = Fix(
 PBS_NODES: Final = Fix("See what the nodes have", ("pbsnodes -a",))
 LSF_QUEUES: Final = Fix("See which queues you may use, and what they allow", ("bqueues -u $USER", "bqueues -l NAME"))
 LSF_NODES: Final = Fix("See what the nodes have", ("lshosts -w",))
+GRID_ENGINE: Final = Fix(
+    "See which queues, projects and parallel environments there are, and what they allow",
+    ("qstat -g c", "qconf -sprjl", "qconf -spl"),
+)
+OF_THE_JOB: Final = Fix(
+    "See what the job itself has: a step gets no more than that, and what it doesn't name is the job's",
+    ("scontrol show job $SLURM_JOB_ID",),
+)
+STEP_BINDS: Final = Fix(
+    "Give srun the job's own numbers of tasks and cores, which it doesn't always take over by itself, or let it bind nothing",
+    ("export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK", "srun --cpu-bind=none ..."),
+)
+KUBERNETES_NODES: Final = Fix(
+    "See what the nodes have, what of it is taken, and which taints they bear",
+    (
+        "kubectl describe nodes | grep -E '^(Name|Taints)|nvidia.com/gpu'",
+        "kubectl describe pod POD",
+    ),
+)
+KUBERNETES_QUOTA: Final = Fix(
+    "See what the quota allows, and which pods use it", ("kubectl describe quota", "kubectl get pods")
+)
+RAY_NODES: Final = Fix(
+    "See what each node has, and ask for no more of one than that: ScalingConfig(resources_per_worker=...), num_gpus=; a bundle can't span two nodes",
+    ("ray status",),
+)
+CLOUD_QUOTA: Final = Fix(
+    "Ask for machines of another kind, region or zone, or have the quota raised in the cloud's console: that of GPUs mostly begins at 0"
+)
 ASK: Final = Fix("If that doesn't tell why, ask those who run the cluster, with this line and the whole command")
 MESSAGE: Final = re.compile(r"(?:sbatch|srun|salloc): error: (?P<text>.*\S)")
 """Of Slurm's commands; a submit filter's own words come so, too."""
@@ -128,6 +157,32 @@ OF_SLURM: Final = (
         "that reservation isn't there, is over, or isn't yours",
         (Fix("See which there are, from when to when, and for whom", ("scontrol show reservation",)),),
     ),
+    Reason(
+        "unable to satisfy cpu bind request",
+        "the step asks for cores that the job doesn't have",
+        (OF_THE_JOB, STEP_BINDS),
+    ),
+    Reason("requested nodes are busy", "the nodes that the step asks for are taken", (OF_THE_JOB,)),
+    Reason("step completing or completed", "the job was over by then", (Fix("See how it ended", ("sacct -j JOBID",)),)),
+    Reason(
+        "invalid job id specified",
+        "SLURM_JOB_ID names a job that is over, or that another cluster has",
+        (
+            Fix("Forget the variables of that job, and ask for nodes anew", ("unset ${!SLURM_@}", "salloc --nodes=1")),
+            Fix("See which jobs you have", ("squeue --me",)),
+        ),
+    ),
+    Reason(
+        "munge encode failed",
+        "Slurm can't prove who you are, since its service munge doesn't run here, or its socket isn't in the container",
+        (
+            Fix("See whether it runs", ("systemctl status munge", "munge -n")),
+            Fix(
+                "In a container bind its folder, or call Slurm from outside of it",
+                ("apptainer exec --bind /run/munge ...",),
+            ),
+        ),
+    ),
     Reason("unable to contact slurm controller", "Slurm's controller didn't answer", (DAEMON,)),
     Reason("socket timed out on send/recv", "Slurm's controller didn't answer in time", (ARRIVED, DAEMON)),
     Reason("unable to open file", "the batch script isn't there", (FILE,)),
@@ -178,9 +233,63 @@ OF_LSF: Final = (
         "you aren't in the group that -G names",
         (Fix("See which ones you are in", ("bugroup -w",)),),
     ),
-    Reason("bad resource requirement syntax", "what -R asks for can't be read", (LSF_NODES,)),
+    Reason("resource requirement syntax", "what -R or -gpu asks for can't be read", (LSF_NODES,)),
     Reason("bad resource name", "there is no resource of that name", (LSF_NODES,)),
 )
+OF_A_STEP: Final = (
+    Reason(
+        "more processors requested than permitted", "it asks for more nodes or tasks than the job has", (OF_THE_JOB,)
+    ),
+    Reason(
+        "requested node configuration is not available",
+        "no node of the job has what it asks for (GPUs, memory or cores of one node)",
+        (OF_THE_JOB,),
+        vague=True,
+    ),
+    Reason(
+        "invalid generic resource (gres) specification", "it asks for GPUs that the job doesn't have", (OF_THE_JOB,)
+    ),
+    Reason("memory required by task is not available", "it asks for more memory than the job has", (OF_THE_JOB,)),
+    *OF_SLURM,
+)
+OF_GRID_ENGINE: Final = (
+    Reason("requested project", "there is no project of that name (-P)", (GRID_ENGINE,)),
+    Reason("unknown resource", "there is no resource of that name (-l)", (Fix("See which there are", ("qconf -sc",)),)),
+    Reason("parallel environment", "there is no parallel environment of that name (-pe)", (GRID_ENGINE,)),
+    Reason("no suitable queues", "no queue has what it asks for", (GRID_ENGINE,)),
+)
+OF_KUBERNETES: Final = (
+    Reason("exceeded quota", "the quota of its namespace doesn't have that much left", (KUBERNETES_QUOTA,)),
+    Reason(
+        "insufficient nvidia.com/gpu",
+        "no node has as many free GPUs as it asks for, or bears no taint that it doesn't tolerate",
+        (KUBERNETES_NODES, Fix("Ask for no more GPUs than a node has, or wait until others are done")),
+    ),
+    Reason(
+        "nodes are available",
+        "no node fits it",
+        (KUBERNETES_NODES,),
+    ),
+)
+OF_RAY: Final = (Reason("", "no kind of node in Ray's cluster has what it asks for", (RAY_NODES,)),)
+OF_CLOUDS: Final = (
+    Reason("insufficientinstancecapacity", "the cloud has no such machine free there now", (CLOUD_QUOTA,)),
+    Reason("", "the account's quota doesn't allow that many machines of that kind there", (CLOUD_QUOTA,)),
+)
+SCHEDULERS: Final = {
+    "Unable to create step": OF_A_STEP,
+    "Task launch for": OF_A_STEP,
+    "Application launch failed": OF_A_STEP,
+    "qsub": OF_PBS,
+    "Job not submitted": OF_LSF,
+    "Unable to run job": OF_GRID_ENGINE,
+    "exceeded quota": OF_KUBERNETES,
+    "FailedScheduling": OF_KUBERNETES,
+    "No available node types": OF_RAY,
+    "exceeding approved": OF_CLOUDS,
+    "when calling the RunInstances operation": OF_CLOUDS,
+}
+"""Whose reasons they are, by words of the sign; Slurm's of any other."""
 
 
 def _is_of_a_later_job(one: SignMatch, log: Log) -> bool:
@@ -190,11 +299,12 @@ def _is_of_a_later_job(one: SignMatch, log: Log) -> bool:
 
 @log_check("job-refused", severity=FAIL, owner=Owner.USER, log=LogTraits(refuted=_is_of_a_later_job))
 def job_refused(log: Log, seen: Sequence[SignMatch]) -> Finding:
-    """The scheduler refuses the job: it was never started.
+    """The scheduler refuses the job, or a step of it, or has no place for it: it was never started.
 
     ## What breaks
     `sbatch`, `srun`, `salloc`, `qsub` or `bsub` ends at once with an error, and there is neither a job nor a log of one: "Batch job submission
-    failed: Requested node configuration is not available".
+    failed: Requested node configuration is not available". A step of a job that runs (`srun` within it) may be refused as well; Kubernetes and Ray
+    leave what fits nowhere waiting; and a cloud whose quota is used up starts no machine.
 
     ## Why
     A scheduler looks at what a job asks for before it takes it: whether any node has so many GPUs, so much memory and so many cores, whether
@@ -204,7 +314,8 @@ def job_refused(log: Log, seen: Sequence[SignMatch]) -> Finding:
     ## Fix
     Compare what the job asks for (its #SBATCH lines, and the options of the command, which have the last word) with what there is:
     `sinfo -o "%P %G %m %c %l %D"` tells each partition's GPUs, memory, cores, longest time and nodes, `scontrol show partition NAME` its limits, and
-    `sacctmgr show assoc user=$USER format=account,partition,qos` with which accounts and QOS you may run.
+    `sacctmgr show assoc user=$USER format=account,partition,qos` with which accounts and QOS you may run. A step can ask for no more than its job has:
+    `scontrol show job $SLURM_JOB_ID`. In Kubernetes `kubectl describe pod POD` tells what no node has, in Ray `ray status`.
     """
     sure = [match for match in seen if match.words.get("reason")]
     if not sure:
@@ -215,7 +326,8 @@ def job_refused(log: Log, seen: Sequence[SignMatch]) -> Finding:
             *(known.fixes if known else (NODES_HAVE, ACCOUNTS)),
             Fix("See whether the job is there nevertheless", ("squeue --me",)),
         )
-    first = sure[0]
+    # Of Slurm's lines on one step the first that is known tells most.
+    first = next((match for match in sure if _known(match.words["reason"], _reasons_of(match))), sure[0])
     reason = first.words["reason"].strip()
     reasons = _reasons_of(first)
     generic = _known(reason, reasons)
@@ -229,7 +341,7 @@ def job_refused(log: Log, seen: Sequence[SignMatch]) -> Finding:
         plain = f"in its words {_quoted(detail)}" if generic and generic.vague else f"{plain} ({_quoted(detail)})"
     of_it = Evidence(beside.text.strip(), where(log, beside)) if beside else None
     return Finding.of(
-        f"The scheduler refuses the job: {plain}",
+        f"{_refuses(first)}: {plain}",
         of_it,
         lines(log, sure),
         *(known.fixes if known else _fixes_for(reasons)),
@@ -238,13 +350,23 @@ def job_refused(log: Log, seen: Sequence[SignMatch]) -> Finding:
 
 
 def _reasons_of(seen: SignMatch) -> tuple[Reason, ...]:
-    if "qsub" in seen.sign:
-        return OF_PBS
-    return OF_LSF if "Job not submitted" in seen.sign else OF_SLURM
+    return next((reasons for words, reasons in SCHEDULERS.items() if words in seen.sign), OF_SLURM)
+
+
+def _refuses(seen: SignMatch) -> str:
+    reasons = _reasons_of(seen)
+    if reasons is OF_A_STEP:
+        return "Slurm can't start the job's step"
+    if reasons is OF_CLOUDS:
+        return "The cloud starts no machine"
+    waits = reasons is OF_RAY or "FailedScheduling" in seen.sign
+    return "The scheduler has no place for the job" if waits else "The scheduler refuses the job"
 
 
 def _fixes_for(reasons: tuple[Reason, ...]) -> tuple[Fix, ...]:
-    return {OF_PBS: (PBS_QUEUES,), OF_LSF: (LSF_QUEUES,)}.get(reasons, (NODES_HAVE, ACCOUNTS))
+    return {OF_PBS: (PBS_QUEUES,), OF_LSF: (LSF_QUEUES,), OF_GRID_ENGINE: (GRID_ENGINE,)}.get(
+        reasons, (NODES_HAVE, ACCOUNTS)
+    )
 
 
 def _known(text: str, reasons: tuple[Reason, ...]) -> Reason | None:
