@@ -107,7 +107,7 @@ def _without_traceback(log: Log, found: LogVerdict) -> Finding:
             capital(clip(absent, LONGEST_QUOTE)),
             Evidence(lead.text.strip(), where(log, lead)),
             missing_program_fixes([lead.text, *(error.text for error in log.errors)]),
-            cause="The shell, or what starts the job, looks for a program that isn't there: that command hasn't run.",
+            cause="The shell, or what starts the job, can't start that program: the command hasn't run.",
             rank=lead.rank,
         )
     seen = sightings(log, "user-code-error")
@@ -124,8 +124,10 @@ def _without_traceback(log: Log, found: LogVerdict) -> Finding:
         before = _said_with(seen[0])
         first = {match.sign: match for match in reversed(seen)}
         said = lines(log, [match for match in seen if match is first[match.sign]] if HYDRA in first else seen[:1])
+        if seen[0].beside in before:
+            said = (Evidence(seen[0].line.text.strip(), where(log, seen[0].line)),)
         launcher = seen[0].words.get("launcher", "")
-        text = seen[0].line.text.strip()
+        text = _whole(seen[0])
         what = (
             f"The command line of {launcher} is refused: {text.partition(': error: ')[2]}"
             if launcher
@@ -151,6 +153,13 @@ def _without_traceback(log: Log, found: LogVerdict) -> Finding:
         ),
         rank=lead.rank,
     )
+
+
+def _whole(seen: SignMatch) -> str:
+    """Its line, with the next one where it announces that."""
+    text = seen.line.text.strip()
+    below = seen.after[0].text.strip() if text.endswith(":") and seen.after else ""
+    return f"{text} {below}".rstrip()
 
 
 def _said_with(seen: SignMatch) -> list[LogLine]:

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import Final
 
-from ddpdoctor.base.grouping import grouped
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.text import listed
 from ddpdoctor.facts.log import ProcessExit
@@ -47,6 +46,19 @@ _NO_PROGRAM: Final = compile_lazily(
     rf"|(?:(?:^|[\s/])env:|: failed to (?:run command|execute)|: execution of) {_QUOTED}: No such file or directory"
 )
 """Shells, slurmstepd, container runtimes, DeepSpeed's launcher, and the tools that start a program for others."""
+_RETURN: Final = "$'\\r'"
+"""As bash writes a carriage return that it takes for a program."""
+_WITH_RETURN: Final = compile_lazily(
+    rf"(?:^|: )({re.escape(_RETURN)}): command not found"
+    rf"|env: [\u2018'`\"]?{_PROGRAM}(?:\\r|\^M)[\u2019'\"]?: No such file or directory"
+    rf"|^\S+: {_PROGRAM}\^M: bad interpreter"
+)
+"""A line that ends as Windows has it: within a script, and its first one, which names the interpreter."""
+_MAY_NOT_RUN: Final = compile_lazily(
+    r"(?:^(?:/\S{1,100}/)?(?:ba|da|z|k)?sh: (?:(?:line )?\d+: )?|^\S+: line \d+: |\bexecve\(\): )"
+    r"([\w./+-]{1,200}\.(?:sh|bash|py|slurm|sbatch|run)): Permission denied$"
+)
+"""A script that isn't marked as a program; of a file that can't be written a shell says the same."""
 _OF_A_SHELL: Final = compile_lazily(r"command not found|: not found$")
 _TRAINS: Final = compile_lazily(
     r"python[\d.]*|torchrun|srun|accelerate|deepspeed|colossalai|horovodrun|mpirun|mpiexec(?:\.\w+)?|prterun|orted|ray|conda|apptainer|singularity|docker|uv"
@@ -67,14 +79,27 @@ def is_of_launching(text: str) -> bool:
 
 def programs_missing(text: str) -> list[str]:
     """Name the programs that could not be started, since nobody finds them."""
-    return [next(filter(None, found.groups())) for found in _NO_PROGRAM.finditer(text)]
+    return [program for _, program in _not_started(text)]
+
+
+def _not_started(text: str) -> list[tuple[MissingKind, str]]:
+    def named_by(pattern: re.Pattern[str]) -> list[str]:
+        return [next(filter(None, found.groups())) for found in pattern.finditer(text)]
+
+    return [
+        *((MissingKind.of(program), program) for program in named_by(_NO_PROGRAM)),
+        *((MissingKind.RETURN, program) for program in named_by(_WITH_RETURN)),
+        *((MissingKind.DENIED, program) for program in named_by(_MAY_NOT_RUN)),
+    ]
 
 
 def ends_the_run(text: str) -> bool:
     """Whether a program that isn't found, as that line says, was to train: not where a shell misses a mere helper, as `module` or `nvidia-smi`."""
-    programs = programs_missing(text)
+    programs = _not_started(text)
     helper = MissingKind.FUNCTION, MissingKind.IN_PATH
-    may_train = (MissingKind.of(program) not in helper or _TRAINS.fullmatch(program) for program in programs)
+    may_train = (
+        program != _RETURN and (kind not in helper or _TRAINS.fullmatch(program)) for kind, program in programs
+    )
     return bool(programs) and (_OF_A_SHELL.search(text) is None or any(may_train))
 
 
@@ -85,6 +110,8 @@ class MissingKind(Enum):
     OPTION = "the job script runs {} as a program, since the line before it doesn't go on"
     FILE = "there is no file {} on that host, or its first line names an interpreter that isn't there"
     IN_PATH = "PATH doesn't lead to {}"
+    RETURN = "the job script has the line ends of Windows, which the shell takes for part of what it is to run ({})"
+    DENIED = "{} may not be run: it isn't marked as a program, or its file system allows none"
 
     @classmethod
     def of(cls, program: str) -> MissingKind:
@@ -96,9 +123,11 @@ class MissingKind(Enum):
         return cls.FILE if "/" in program else cls.IN_PATH
 
 
-def why_missing(programs: Iterable[str]) -> dict[MissingKind, tuple[list[str], str]]:
-    """Tell of programs that nobody finds why, of each kind together: which they are, and the reason."""
-    kinds = grouped(dict.fromkeys(programs), MissingKind.of)
+def why_missing(texts: Iterable[str]) -> dict[MissingKind, tuple[list[str], str]]:
+    """Tell of the programs that could not be started, as those lines say, why, of each kind together: which they are, and the reason."""
+    kinds: dict[MissingKind, list[str]] = {}
+    for kind, program in dict.fromkeys(missing for text in texts for missing in _not_started(text)):
+        kinds.setdefault(kind, []).append(program)
     return {kind: (kinds[kind], kind.value.format(listed(kinds[kind]))) for kind in MissingKind if kind in kinds}
 
 

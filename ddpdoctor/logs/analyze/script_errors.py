@@ -18,7 +18,7 @@ from ddpdoctor.knowledge.python_packages import PACKAGES
 from ddpdoctor.logs.analyze.error_meanings import Meaning, meaning_of
 from ddpdoctor.logs.analyze.failures import Failure
 from ddpdoctor.logs.exceptions import PYTHON, is_nested, is_of_launcher, library_of, short_name, with_slashes
-from ddpdoctor.logs.launch_failures import MissingKind, programs_missing, why_missing
+from ddpdoctor.logs.launch_failures import MissingKind, why_missing
 
 # --- whose fault it is --------------------------------------------------------------------------------------------------
 
@@ -334,12 +334,12 @@ _OF_SLURM: Final = compile_lazily(r"s(?:batch|run|alloc|queue|info|cancel|contro
 
 def missing_program_words(text: str) -> str:
     """Say why the programs that a line names aren't found; "" where it names none."""
-    return "; ".join(reason for _, reason in why_missing(programs_missing(one_line(text))).values())
+    return "; ".join(reason for _, reason in why_missing([one_line(text)]).values())
 
 
 def missing_program_fixes(texts: Iterable[str]) -> tuple[Fix, ...]:
     """Say what to do where programs aren't found, as those lines say."""
-    missing = why_missing(program for text in texts for program in programs_missing(one_line(text)))
+    missing = why_missing(map(one_line, texts))
     fixes = [_missing_program_fix(kind, programs) for kind, (programs, _) in missing.items()]
     if any("torchrun" in programs for programs, _ in missing.values()):
         fixes.append(
@@ -355,6 +355,13 @@ def _missing_program_fix(kind: MissingKind, programs: Sequence[str]) -> Fix:
     if kind is MissingKind.OPTION:
         text = "End the line above it with a backslash, and nothing behind that. This shows where something is behind one, a space for example"
         return Fix(text, (r"grep -nE '\\[[:space:]]+$' JOB_SCRIPT",))
+    if kind is MissingKind.RETURN:
+        text = "Write the script with the line ends of Unix, and let git and the editor leave them so"
+        return Fix(text, (r"sed -i 's/\r$//' JOB_SCRIPT",))
+    if kind is MissingKind.DENIED:
+        files = " ".join(map(shlex.quote, programs))
+        text = "Mark it as a program, or give it to its interpreter: bash SCRIPT, python SCRIPT"
+        return Fix(text, (f"chmod +x {files}", f"findmnt -no OPTIONS -T {files}   # noexec: nothing there may be run"))
     if kind is MissingKind.FILE:
         files = " ".join(map(shlex.quote, programs))
         return Fix("See there what that is", (f"ls -l {files}; head -1 {files}",))
