@@ -53,7 +53,25 @@ def with_torchrun(plan: Plan) -> Fix:
     return Fix("Let torchrun arrange the start", (f"torchrun --nproc-per-node={plan.nproc} train.py",))
 
 
+_WITHOUT_PMI = "The application appears to have been direct launched"
+
+
 def _devices_and_tasks(seen: Sequence[SignMatch], log: Log) -> Particulars:
+    if any(match.sign.startswith(_WITHOUT_PMI) for match in seen):
+        return Particulars(
+            "srun started the tasks, but this Open MPI can't find the others by Slurm: it was built without its PMI",
+            (
+                Fix(
+                    "See by which ways srun can start MPI's tasks, and name one that Open MPI has, too",
+                    ("srun --mpi=list", "ompi_info | grep -i pmi", "srun --mpi=pmix ..."),
+                ),
+                Fix(
+                    "Or start them by Open MPI's own mpirun within the job, which needs no PMI of Slurm's",
+                    ("mpirun -np $SLURM_NTASKS python train.py",),
+                ),
+            ),
+            "Tasks of srun's learn of each other by PMI or PMIx; an Open MPI that was built without it ends in MPI_Init().",
+        )
     devices, tasks = word(seen, "devices"), word(seen, "tasks")
     if not devices or not tasks:
         return Particulars()

@@ -52,6 +52,10 @@ ENDED_BY: Final = {
         "timeout ended the run: the time that its command line gives it was up",
         Fix("Give it more time, or start without timeout", ("timeout -v 48h torchrun ...",)),
     ),
+    "terminate": (
+        "The cloud took the machine back: it was one of the spot market",
+        Fix("Let the script save a checkpoint as the notice comes, and start again elsewhere"),
+    ),
     "KILLED": (
         "OAR killed the job: its walltime was reached, somebody deleted it, or it was a besteffort job whose nodes were taken",
         Fix(
