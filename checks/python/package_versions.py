@@ -21,6 +21,7 @@ from ddpdoctor.logs.analyze.verdict import verdict_of
 SLUG: Final = "package-version-mismatch"
 _DROPPED_FIRST: Final = ("bool", "int", "float", "complex", "object", "str", "long", "unicode", "typeDict")
 """What numpy 1.24 has dropped; other names numpy 2 has."""
+OF_RAY: Final = "Version mismatch: The cluster"
 
 
 def _with_mismatches(seen: Sequence[SignMatch], log: Log, slug: str) -> list[SignMatch]:
@@ -152,6 +153,15 @@ def _by_words(log: Log, seen: Sequence[SignMatch]) -> Finding:
             Fix(
                 "Where a package was built for numpy 1, and numpy 2 is installed",
                 (shlex.join((python, "-m", "pip", "install", "numpy<2")),),
+            ),
+        )
+    elif any(match.sign.startswith(OF_RAY) for match in seen):
+        summary = "Ray and Python are of other releases here than where the cluster was started"
+        cause = "Ray takes only processes of its own release, and of the same Python, into a cluster."
+        fixes = (
+            Fix(
+                "See on each node which releases there are, install one and the same everywhere, and start the cluster anew",
+                (versions_installed(python, "ray"), f"{shlex.quote(python)} --version", "ray stop"),
             ),
         )
     elif file:

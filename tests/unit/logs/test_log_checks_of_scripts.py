@@ -215,7 +215,7 @@ def test_a_pointer_in_a_checkpoints_place_is_told_as_that(error: str) -> None:
 
 def test_a_container_that_docker_could_not_start_has_failed() -> None:
     said = "docker: Error response from daemon: pull access denied for ada/train, repository does not exist.\n"
-    assert judge_log(read(said), catalogue()).word is Verdict.UNKNOWN
+    assert judge_log(read(said), catalogue()).word is Verdict.FAIL
     assert judge_log(read(said + "step 1 | loss 2.3\n" * 9), catalogue()).word is Verdict.OK
     stopping = "Error response from daemon: No such container: train\n"
     assert judge_log(read(stopping + "step 1 | loss 2.3\n"), catalogue()).word is Verdict.OK

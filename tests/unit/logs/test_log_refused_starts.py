@@ -115,3 +115,64 @@ def test_what_finds_no_place_is_told_with_the_reason(text: str, says: str) -> No
 def test_a_run_that_started_after_all_is_not_ill(text: str) -> None:
     trained = "".join(f"step {step} loss {2 - step / 100:.2f}\n" for step in range(1, 80))
     assert judge_log(read(text + trained), catalogue()).verdict.outcome is RunOutcome.NOTHING
+
+
+@pytest.mark.parametrize(
+    ("text", "slug"),
+    [
+        ("slurmstepd: error: pyxis: failed to create container filesystem\n", "container-not-started"),
+        (
+            "docker: Error response from daemon: pull access denied for lab/fit, repository does not exist or may require "
+            "'docker login': denied: requested access to the resource is denied.\n",
+            "container-not-started",
+        ),
+        (
+            "FATAL:   container creation failed: mount hook function failure: while mounting image /proc/self/fd/3: failed to find "
+            "loop device: could not attach image file to loop device: no loop devices available\n",
+            "container-not-started",
+        ),
+        ("CondaError: Run 'conda init' before 'conda activate'\n", "environment-not-loaded"),
+        ("EnvironmentNameNotFound: Could not find conda environment: fit\n", "environment-not-loaded"),
+        ("ERROR: Unable to locate a modulefile for 'cuda/12.9'\n", "environment-not-loaded"),
+        (
+            'The application appears to have been direct launched using "srun",\n'
+            "but OMPI was not built with SLURM's PMI support and therefore cannot\nexecute.\n",
+            "slurm-launch-mismatch",
+        ),
+        (
+            "Jun 12 10:11:12 node4 systemd-oomd[812]: Killed /user.slice/user-7.slice/fit.scope due to memory pressure for "
+            "/user.slice being 78.21% > 50.00% for > 20s with reclaim activity\n",
+            "host-oom-killed",
+        ),
+        (
+            "RuntimeError: Version mismatch: The cluster was started with:\n    Ray: 2.9.0\n    Python: 3.9.16\n",
+            "package-version-mismatch",
+        ),
+        (
+            "AssertionError: libcuda.so cannot found!\nPossible files are located at ['/lib/libcuda.so.1'].Please create a symlink\n",
+            "cuda-lib-not-found",
+        ),
+        (
+            "W stall_inspector.cc:105] One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks "
+            "and are waiting for remainder of ranks for more than 60 seconds.\nMissing ranks:\n0: [allreduce.fc.weight]\n",
+            "rank-fell-behind",
+        ),
+        ('{"action": "terminate", "time": "2023-05-05T10:12:00Z"}\nReceived SIGTERM: terminating\n', "stopped-from-outside"),
+    ],
+)  # fmt: skip
+def test_what_ends_it_before_or_around_the_training_is_named(text: str, slug: str) -> None:
+    assert first_suspect(text) == slug
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CondaError: Run 'conda init' before 'conda activate'\n",
+        "ERROR: Unable to locate a modulefile for 'cuda/12.9'\n",
+        "W stall_inspector.cc:105] One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks "
+        "and are waiting for remainder of ranks for more than 60 seconds.\nMissing ranks:\n0: [allreduce.fc.weight]\n",
+    ],
+)
+def test_what_the_run_did_without_is_no_illness(text: str) -> None:
+    trained = "".join(f"step {step} loss {2 - step / 100:.2f}\n" for step in range(1, 80))
+    assert judge_log(read(text + trained), catalogue()).verdict.outcome is RunOutcome.NOTHING
