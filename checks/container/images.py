@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 from ddpdoctor.base.findings import FAIL, Finding, Fix, Owner
 from ddpdoctor.checks.log_check import log_check
+from ddpdoctor.engine.log_traits import LogTraits
 from ddpdoctor.facts.log import Log, LogLine, SignMatch
 
 
@@ -64,7 +65,12 @@ SEE: Final = Fix(
 )
 
 
-@log_check("container-not-started", severity=FAIL, owner=Owner.USER)
+def _has_trained_since(one: SignMatch, log: Log) -> bool:
+    """Whether it was another container's, or was started in another way: a training took its steps behind it."""
+    return any(step is not None and step.order > one.line.order for step in (log.trains, log.steps, log.recurs))
+
+
+@log_check("container-not-started", severity=FAIL, owner=Owner.USER, log=LogTraits(refuted=_has_trained_since))
 def container_not_started(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """The container of the job isn't started: its image isn't there, can't be fetched, or can't be mounted.
 
