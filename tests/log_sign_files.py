@@ -13,6 +13,7 @@ from ddpdoctor.base.log_signs import LogSign
 from ddpdoctor.base.sign_files import SignFileError, make_signs, parse_sign_tables, read_tables
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.knowledge import xids
+from ddpdoctor.logs.exceptions import OF_ERRORS_MODULES
 from ddpdoctor.logs.parse.error_words import NO_FIGURE
 from ddpdoctor.logs.parse.exits import PARTS
 from tests.support import cuda_oom
@@ -77,7 +78,7 @@ def compiled(signs: Mapping[str, Sequence[LogSign]]) -> str:
 
 def compiled_words() -> dict[Path, str]:
     """Of each file of words the JSON that the program reads beside it, by its path."""
-    parts = {**PARTS, "NO_FIGURE": NO_FIGURE}
+    parts = {**PARTS, "NO_FIGURE": NO_FIGURE, "OF_ERRORS_MODULES": OF_ERRORS_MODULES}
     return {
         path.with_name(path.name.replace(".signs.toml", ".json")): compiled(
             make_signs(read_tables(path.read_text(encoding="utf-8"), path.name), path.name, parts=parts)

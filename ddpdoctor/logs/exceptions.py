@@ -294,16 +294,20 @@ _PY_SPYS: Final = (
     *("torch/", "lightning/", "pytorch_lightning/", "lightning_fabric/", "accelerate/", "transformers/", "deepspeed/"),
 )
 """py-spy leaves out the folders in which Python looks for modules."""
-_CYTHONS: Final = compile_lazily(r"(?P<package>[A-Za-z_]\w*)/(?:\w+/)*\w+\.(?:pyx|pxi|pxd)$")
-"""Cython names its files by their place in the package's source."""
+_KNOWN: Final = (
+    r"torch\w*|transformers|accelerate|deepspeed|datasets|peft|trl|timm|diffusers|lightning\w*"
+    r"|pytorch_lightning|mmcv|mmengine|mmdet|mmseg|fairseq|detectron2|megatron|ray|apex|numpy|PIL"
+)
 _NOT_INSTALLED: Final = compile_lazily(
     r"(?:^|/)(?P<torch>torch)/(?:(?:nn|cuda|amp|autograd|optim|jit|fx|_\w+|utils/data|utils/_\w+|multiprocessing|distributed/(?:fsdp|checkpoint|elastic"
     r"|algorithms|launcher|rpc|tensor|optim|_\w+))/\w|(?:_\w+|functional|serialization|utils/checkpoint"
     r"|distributed/(?:distributed_c10d|run|rendezvous|device_mesh))\.py$)"
-    r"|^(?:\.{3}|\u2026|[<\[(]\.{3}[>\])])/?(?P<known>torch\w*|transformers|accelerate|deepspeed|datasets|peft|trl|timm|diffusers|lightning\w*"
-    r"|pytorch_lightning|mmcv|mmengine|mmdet|mmseg|fairseq|detectron2|megatron|ray|apex|numpy|PIL)/"
+    rf"|^(?:\.{{3}}|\u2026|[<\[(]\.{{3}}[>\])])/?(?P<known>{_KNOWN})/"
+    rf"|(?:^|/)(?P<checkout>{_KNOWN})/(?P=checkout)/"
+    r"|^(?P<cython>[A-Za-z]\w*)/(?:\w+/)*\w+\.(?:pyx|pxi)$"
 )
-"""A package's file that lies elsewhere: torch built from its source, or one of whose path the beginning was left out."""
+"""A package's file that lies elsewhere: torch built from its source, one of whose path the beginning was left out, of a package in the checkout of
+that name, or what Cython has compiled, which shows the path that it was built from."""
 PYTHON: Final = "Python"
 
 
@@ -341,10 +345,8 @@ def library_of(path: str) -> str:
     """Name the package that a file is of, wherever it lies, `PYTHON` for its own modules; "" for a file of nobody's package."""
     if not is_of_library(path):
         return ""
-    if of_cython := _CYTHONS.match(path):
-        return of_cython["package"]
     found = _NOT_INSTALLED.search(with_slashes(path))
-    return package_of(path) or (found["torch"] or found["known"] if found else PYTHON)
+    return package_of(path) or (next(filter(None, found.groups())) if found else PYTHON)
 
 
 # --- what is said before an exception, or beside it ---------------------------------------------------------------------
@@ -364,7 +366,9 @@ _OUTERMOST: Final = ("<module>", "_run_module_as_main")
 """Functions in which the main thread of a process begins."""
 LINES_OF_ANOTHER_RUN: Final = 6
 """Lines behind an exception that nobody caught, by which they are of another run: fewer, its own process may still write."""
-NAMED: Final = compile_lazily(r"[A-Za-z_][\w.]*(?:Error|Exception)(?::|$)|StopIteration(?:: |$)")
+OF_ERRORS_MODULES: Final = r"(?:[a-z_]\w*\.)+(?:exceptions|errors|exc)\.[A-Z]\w*(?<!Warning)(?::(?= )|$)|subprocess\.TimeoutExpired: |pyarrow\.lib\.Arrow\w+: "
+"""The line of one whose name doesn't tell that it is an exception, but whose module does, or is known for it."""
+NAMED: Final = compile_lazily(rf"[A-Za-z_][\w.]*(?:Error|Exception)(?::|$)|StopIteration(?:: |$)|{OF_ERRORS_MODULES}")
 """The line of an exception, by its name."""
 LEVEL: Final = r"[^A-Za-z]{0,40}(?:[A-Za-z][\w.]{0,59}(?![\w.])[^A-Za-z]{1,20}){0,2}"
 """What stands before the level that a logger puts before its message: clocks, brackets, its name."""

@@ -36,8 +36,8 @@ _OF_AN_ERROR: Final = re.compile(r"(?:\w\.|^)\w*(?:Error|Exception|Interrupt|Exi
 """The name of an exception that is one even where no header announces it."""
 _EXCEPTIONS_BY_FORM: Final = re.compile(r"\.\w|^[A-Z]\w*(?:Warning|Expired|Failed|Failure|Iteration|Group)$")
 """Python puts the module before the name of any class that is neither its own nor the script's."""
-_OF_A_MODULE: Final = re.compile(r"(?:[a-z_]\w*\.)+(?:[A-Z]\w*[a-z]\w*|error)$")
-"""The same right behind a frame, where no header announces it: a logger's name mostly has no class at its end."""
+_OF_A_MODULE: Final = re.compile(r"(?:[a-z_]\w*\.)+(?:[A-Z]\w*(?<!Warning)|error)$")
+"""The name of a module's class: what else may stand behind a frame that no header stands before is none."""
 _ASSERTED: Final = re.compile(
     r"assert (?:(?<![\w.])(?:len|isinstance|issubclass|hasattr|callable)\(|(?![\w\])]\().)+, ?\(?(?P<quote>['\"])(?P<words>[^'\"\\]+)(?P=quote)\)?$"
 )
@@ -132,11 +132,11 @@ class Assembler:
     def _is_exception(self, name: str) -> bool:
         """Whether it may be the name of an exception, and none that a logger or another process has written into the traceback, nor what is left
         of a line that was broken at a width, nor a heading. Of the script's own any will do that the last call raises by its name or by a variable."""
-        code = self._frames[-1].code if self._frames else ""
+        code, short = self._frames[-1].code if self._frames else "", name.rpartition(".")[2]
         raised = (
-            bool(re.search(rf"\braise (?:[\w.]+\.)?(?:{re.escape(name)}\b|[a-z_]\w*$)", code)) and name[0].isupper()
+            bool(re.search(rf"\braise (?:[\w.]+\.)?(?:{re.escape(short)}\b|[a-z_]\w*$)", code)) and short[0].isupper()
         )
-        by_form = bool(_OF_A_MODULE.match(name) if self._headless else _EXCEPTIONS_BY_FORM.search(name))
+        by_form = bool((_OF_A_MODULE.match if self._headless else _EXCEPTIONS_BY_FORM.search)(name))
         return raised or by_form or bool(_OF_AN_ERROR.search(name))
 
     def _own_line(self, line: LogLine, *, ends_in_frame: bool = False) -> None:
