@@ -322,7 +322,6 @@ def is_of_library(path: str) -> bool:
         return (
             bool(_LIBRARIES.search(path) or _NOT_INSTALLED.search(path))
             or path in WITHOUT_FOLDER
-            or bool(_CYTHONS.match(path))
             or path.startswith(_PY_SPYS)
         )
     path = with_slashes(path)

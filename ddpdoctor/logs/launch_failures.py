@@ -42,10 +42,11 @@ _NO_PROGRAM: Final = compile_lazily(
     r"(?:^|: )([\w.+-]{1,200}): command not found(?!: )|: command not found: ([\w.+-]{1,200})"
     rf"|\bexecve\(\): {_PROGRAM}: No such file or directory|{_QUOTED}: executable file not found in \$PATH"
     rf"|^\S+: \d+: (?:exec: )?{_PROGRAM}: not found$"
+    rf"|^'([\w.:\\/+-]{{1,200}})' is not recognized as an internal or external command\b|(?:^|: )The term '([\w.:\\/+-]{{1,200}})' is not recognized as (?:the|a) name of a "
     r"|(?:^|: )launcher '([\w.-]{1,60})' not installed\.$"
     rf"|(?:(?:^|[\s/])env:|: failed to (?:run command|execute)|: execution of) {_QUOTED}: No such file or directory"
 )
-"""Shells, slurmstepd, container runtimes, DeepSpeed's launcher, and the tools that start a program for others."""
+"""Shells, those of Windows among them, slurmstepd, container runtimes, DeepSpeed's launcher, and the tools that start a program for others."""
 _RETURN: Final = "$'\\r'"
 """As bash writes a carriage return that it takes for a program."""
 _WITH_RETURN: Final = compile_lazily(
@@ -59,7 +60,7 @@ _MAY_NOT_RUN: Final = compile_lazily(
     r"([\w./+-]{1,200}\.(?:sh|bash|py|slurm|sbatch|run)): Permission denied$"
 )
 """A script that isn't marked as a program; of a file that can't be written a shell says the same."""
-_OF_A_SHELL: Final = compile_lazily(r"command not found|: not found$")
+_OF_A_SHELL: Final = compile_lazily(r"command not found|: not found$|' is not recognized as ")
 _TRAINS: Final = compile_lazily(
     r"python[\d.]*|torchrun|srun|accelerate|deepspeed|colossalai|horovodrun|mpirun|mpiexec(?:\.\w+)?|prterun|orted|ray|conda|apptainer|singularity|docker|uv"
 )

@@ -275,8 +275,9 @@ class LineJudge:
             before = [] if unannounced else self._texts_before(spot, line)
             # A heading counts as the line of whom it names.
             heading = rank_of_heading(self.labelled(next(spot.above(), b"")).text)
-            if heading is None and before and chains(before[0]):
-                heading = stream.heading
+            if before and chains(before[0]):
+                stream.follows_on(line, self._gathered)
+                heading = stream.heading if heading is None else heading
             line = stream.headed_by(heading, line)
             logger = "" if is_headless else stream.logger
             if logger and tags_output(logger):

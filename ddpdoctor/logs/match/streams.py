@@ -23,7 +23,9 @@ MAX_OPEN: Final = 16
 """Tracebacks at once: of ranks whose lines nothing tells apart."""
 MAX_PENDING: Final = 64
 ENDS_AFTER: Final = 4
-"""Other lines behind an exception after which none of its chain follows."""
+"""Other lines behind an exception after which none of its chain follows, unless its traceback says that it does."""
+CHAINED_WITHIN: Final = 60
+"""Lines of the file that the message of an exception may take, where the traceback below says that it led on from there."""
 QUOTED_APART: Final = 4
 """Lines within which the next frame of a traceback that is only quoted stands."""
 _MAX_SILENT_LINES: Final = 5000
@@ -50,6 +52,8 @@ class LogStream:
     """The rank that a heading above the traceback at hand says it is of."""
     raised: LoggedException | None = None
     """The exception that just ended, as long as another may follow."""
+    latest: LoggedException | None = None
+    """The same, whatever followed."""
     because: bool = False
     """The line before says that this one tells why it was raised."""
     raised_lines: int = 0
@@ -121,24 +125,30 @@ class LogStream:
             return False
         if chains(text):
             gathered.amend(self.raised, chained=True)
-            self.raised = None
+            self.raised = self.latest = None
             return True
         if begins_below(self.raised, line):
-            self.raised = gathered.amend(self.raised, message=text.strip())
+            self.raised = self.latest = gathered.amend(self.raised, message=text.strip())
             return True
         if nested := nested_in(self.raised, line):
-            self.raised = gathered.amend(self.raised, **nested)
+            self.raised = self.latest = gathered.amend(self.raised, **nested)
             return True
         self.raised_lines += 1
         if is_advice(text) or (self.because and self.raised.reason is None):
-            self.raised = gathered.amend(self.raised, reason=line)
+            self.raised = self.latest = gathered.amend(self.raised, reason=line)
         self.because = text.endswith("because:")
         if not self.open and goes_on_below(line):
-            self.raised = gathered.amend(self.raised, below=line.number - self.raised.line.number)
+            self.raised = self.latest = gathered.amend(self.raised, below=line.number - self.raised.line.number)
             self.raised_lines = 0
         elif self.raised_lines > ENDS_AFTER:
             self.raised = None
         return False
+
+    def follows_on(self, line: LogLine, gathered: GatheredLog) -> None:
+        """Take note that the traceback that begins with this line is of a chain: however long the message was of the exception before it."""
+        if self.latest and not self.open and line.number - self.latest.line.number <= CHAINED_WITHIN:
+            gathered.amend(self.latest, chained=True)
+        self.latest = None
 
     def _traceback(self, last: Assembler, line: LogLine, gathered: GatheredLog) -> bool:
         raised = last.add(line)
@@ -148,7 +158,7 @@ class LogStream:
         if raised:
             self.open.pop()
             raised = self._timed(raised)
-            self.raised, self.raised_lines = raised, 0
+            self.raised, self.latest, self.raised_lines = raised, raised, 0
             gathered.raise_(raised)
         return True
 

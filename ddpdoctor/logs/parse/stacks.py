@@ -20,7 +20,9 @@ _OF_FAULT_HANDLER: Final = re.compile(
 _OF_PY_SPY: Final = re.compile(
     r"\s{2,8}(?P<function>[^\s()]{1,200}) \((?P<path>[^\s():]{1,1000}):(?P<line>\d{1,9})\)\s*$"
 )
-_REASON: Final = re.compile(r"(?:Fatal Python error: .{1,200}|Timeout \([\d:.]{1,20}\)!|Process \d{1,10}: .{1,200})$")
+_REASON: Final = re.compile(
+    r"(?:(?:Fatal Python error|Windows fatal exception): .{1,200}|Timeout \([\d:.]{1,20}\)!|Process \d{1,10}: .{1,200})$"
+)
 _NOT_TOLD: Final = re.compile(r"\s{0,8}(?:\.\.\.|<no Python frame>|<.{0,80}>)?\s*$")
 MAX_FRAMES: Final = 100
 """As many as the fault handler writes of a thread."""

@@ -23,8 +23,9 @@ _EXCEPTION: Final = re.compile(r"(?!nccl[A-Z])(?P<name>[A-Za-z_][\w.]*(?:\.<loca
 _TWICE: Final = re.compile(r"(\w{1,60}(?:Error|Exception|Interrupt|Exit))\1$")
 """Of two processes that wrote at the same moment."""
 _IN_JSON: Final = re.compile(
-    r'\s+"message": "(?P<name>(?:[A-Za-z_]\w*\.)*\w+(?:Error|Exception)): (?P<message>.*?)",?$'
+    r'(?:\s+"message": "|ErrorMessage "(?:.{1,300}? )?)(?P<name>(?:[A-Za-z_]\w*\.)*\w+(?:Error|Exception)): (?P<message>.*?)"?,?$'
 )
+"""As torch's error handler logs that of a rank, and SageMaker tells that of the script that it ran."""
 _MARKS: Final = re.compile(r"^(?:  )*[+|]-*(?: |$)")
 """What an exception group puts before its lines."""
 _BOX: Final = ("╭", "│", "╰")
@@ -49,6 +50,8 @@ _BELOW: Final = re.compile(
     r"Search for `|CUDA kernel errors might|For debugging consider|Compile with `|Device-side assertion|Exception raised from "
     r"|frame #\d|<omitting python frames>|C\+\+ CapturedTraceback|#\d+ |nccl[A-Z]\w+: |Last error:|(?: {2,}|\t)\S|terminate called|  what\(\)"
 )
+_PLACE_ALONE: Final = re.compile(r"\S+\.(?:cc|cpp|cuh?|h)(?:\(\d+\)|:\d+:?| \d+)$")
+"""A place in C++, behind which spconv and others write what is wrong on a line of its own."""
 _ADVICE: Final = re.compile(r"(?:HINT|Hint|Reason|Caused by): \S")
 _ON_ONE_LINE: Final = "(most recent call last):\\n"
 """Of a traceback that is whole within a string."""
@@ -179,7 +182,7 @@ class Assembler:
 
 def bare(line: LogLine, *, is_uncaught: bool) -> LoggedException | None:
     """Return the exception of a line, of whose traceback nothing is in the log: torchrun's; that of a rank, which torch's error handler logs
-    as JSON; or one that surely nobody has caught."""
+    as JSON, or SageMaker quotes; or one that surely nobody has caught."""
     found = _IN_JSON.match(line.text)
     if found is None:
         found = _EXCEPTION.match(line.text)
@@ -205,8 +208,10 @@ def is_advice(text: str) -> bool:
 
 def begins_below(raised: LoggedException, line: LogLine) -> bool:
     """Whether the message of that exception begins with this line, which stands behind it."""
-    nothing_yet = not raised.message and raised.line.text.rstrip().endswith(":")
     text = line.text.strip()
+    if _PLACE_ALONE.match(raised.message) and line.number == raised.line.number + 1:
+        return not _BELOW.match(line.text) and HEADER not in text
+    nothing_yet = not raised.message and raised.line.text.rstrip().endswith(":")
     # What isn't indented may be of anything else; transformers says so which library is missing.
     mine = (line.text[:1].isspace() and not _ROW.match(line.text)) or " requires the " in text
     return nothing_yet and mine and HEADER not in text and text[:1].isalpha()
