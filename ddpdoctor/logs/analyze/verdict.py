@@ -40,6 +40,7 @@ _TRIES_ON: Final = compile_lazily(r"(?:.{0,160}?[ :])?\[W[\d ]|.{0,200}? NCCL IN
 _COMPLETE: Final = compile_lazily(r"(?i)\btraining (?:(?:run|is|was|has) ){0,2}(?:completed?|finished|done)\b")
 _ENDS_BADLY: Final = compile_lazily(
     r"(?i:\bexit(?:ed|ing)?(?: with)?[ _-](?:code|status)(?: is| was)?[ :=]{1,3}[1-9]\d{0,2}\W*$)|^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)$"
+    r"|^Error executing job with overrides: \["
 )
 _INCOMPLETE: Final = compile_lazily(r"(?i)\b(?:not|never|no|abnormally|with|errors?|fail\w*|early)\b|n't\b")
 """What makes of a training's last words another end."""
@@ -339,7 +340,8 @@ def _is_last_of_a_cut(error: LogLine, course: Timeline) -> bool:
 
 
 def _ended_badly(course: Timeline) -> list[LogLine]:
-    """The log's last line, where it is an exception's name alone, or says with which code something ended, and none of a good end."""
+    """The log's last line, where it is an exception's name alone, Hydra's word before one, or says with which code something ended, and none of
+    a good end."""
     last = course.latest
     return [last] if last is not None and _ENDS_BADLY.search(last.text) else []
 
