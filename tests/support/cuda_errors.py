@@ -10,6 +10,7 @@ _PLACE: Final = (
 )
 CUDA_SAYS: Final = (
     rf"(?:(?i:{_WHO} (?:error|failure|failed)\b{_PLACE} ?[:,]? ?)|"
+    r"(?i:\bcuda execution failed with error) \d+ ?[:,]? ?|"
     r"\bTriton Error \[CUDA\]: |\bGPUassert: |\bcudaError[A-Z]\w{1,60}: |"
     r"\b(?:parallel_for|\w{0,40}(?:sort|scan|reduce|copy|unique)\w{0,20})(?: failed|: failed on \w+ step): |"
     r"\berror in \w{0,60}(?:cuda|gpu|kernel|im2col|col2im)\w{0,60}: |^(?i:error) (?=.{1,80} at line \d+ in file ))'?"
