@@ -212,14 +212,19 @@ class RunEnds:
 
     def _goes_on(self, end: RunEnd, file: LogFile, latest: Sequence[LogLine], trains: LogLine | None) -> bool:
         """Whether another run follows the last end."""
-        again = _first_between(end, None, self._again) is not None
+        begins = _first_between(end, None, self._again)
+        again = begins is not None
         if end.job:
             # Ranks may write for long until Slurm has ended them.
             return again
-        long = (file.lines - end.over) * sum(len(line.text) + 1 for line in latest) > MOST_HELD_BACK * len(latest)
+        held_back = MOST_HELD_BACK * len(latest) / max(1, sum(len(line.text) + 1 for line in latest))
         trained = trains is not None and trains.number > end.over
-        if long and (end.silent or trained):
+        if file.lines - end.over > held_back and (end.silent or trained):
             return True
+        if begins and file.lines - begins.number > held_back:
+            return True
+        if trains and trains.time and end.time and not end.alone and trains.time - end.time >= LASTING:
+            return trained  # Its launcher had ended all ranks before.
         bars = sum(map(bool, map(_BAR.match, {line.text for line in latest if line.number > end.over})))
         # Progress bars are never held back; where the file begins again, too, they aren't another rank's.
         if again and (bars >= BARS or self._lasts(end, latest)):
