@@ -34,14 +34,14 @@ _ABSURD: Final = 20
 """So many times a whole GPU nobody asks for knowingly."""
 
 
-def _times_the_gpu(seen: Sequence[SignMatch]) -> int:
-    """How many times the whole GPU a single tensor was to have, by torch's figures; 0 where that may be meant."""
+def _times_the_gpu(seen: Sequence[SignMatch]) -> float:
+    """How many times the whole GPU a single tensor was to have, by torch's figures; 0 where it has less."""
     found = next((sizes for match in seen if (sizes := _SIZES.search(match.line.text))), None)
     if not found:
-        return 0
+        return 0.0
     wanted = float(found["wanted"]) * (1024 if found["unit"] == "T" else 1)
-    times = int(wanted / float(found["old"] or found["new"]))
-    return times if times >= _ABSURD else 0
+    times = wanted / float(found["old"] or found["new"])
+    return times if times > 1 else 0.0
 
 
 def _ranks(seen: Sequence[SignMatch]) -> set[int]:
@@ -68,14 +68,22 @@ def oom_batch_too_large(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """
     ranks, wanted = _ranks(seen), word(seen, "wanted")
     if times := _times_the_gpu(seen):
+        absurd = times >= _ABSURD
+        much = (
+            f"{times:.0f} times a whole GPU's memory: its size was computed wrongly"
+            if absurd
+            else "more than the whole GPU has"
+        )
         return Finding.of(
-            f"A tensor of {wanted} was asked for, {times} times a whole GPU's memory: its size was computed wrongly",
+            f"A tensor of {wanted} was asked for, {much}",
             Fix(
                 "Print the sizes from which it is made before the line that the traceback names: an index or a length that is garbage, two "
                 "large ones multiplied (x[:, None] - x[None, :]), a batch that was never split",
                 ("print(x.shape)   # in the script",),
             ),
-            cause="No smaller batch, and no other precision, makes that fit.",
+            cause="No smaller batch, and no other precision, makes that fit."
+            if absurd
+            else "It is one tensor that doesn't fit, whatever else the GPU holds: a whole data set or sequence at once, two large sizes multiplied, or a size that was computed wrongly.",
             rank=min(ranks, default=None),
         )
     device = DEVICES.get(word(seen, "device"), "GPU")

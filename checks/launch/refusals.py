@@ -381,11 +381,11 @@ def _beside(seen: SignMatch) -> LogLine | None:
         return None
     if "esub" in seen.words.get("reason", ""):
         return before
-    return before if MESSAGE.match(before.text.strip()) and MESSAGE.search(seen.line.text) else None
+    return before if MESSAGE.search(before.text) and MESSAGE.search(seen.line.text) else None
 
 
 def _text_of(line: LogLine) -> str:
-    message = MESSAGE.match(line.text.strip())
+    message = MESSAGE.search(line.text)
     return message["text"] if message else line.text.strip()
 
 

@@ -14,7 +14,7 @@ from ddpdoctor.base.text import LONGEST_QUOTE, capital, clip, ranks_named, signa
 from ddpdoctor.engine.registry import Catalogue, LogTraits, check, requires
 from ddpdoctor.facts.log import Log, LogFrame, LoggedException, LogLine, SignMatch
 from ddpdoctor.knowledge.log_topics import LogTopic
-from ddpdoctor.logs.analyze.endings import signal_of
+from ddpdoctor.logs.analyze.endings import ABORT, signal_of
 from ddpdoctor.logs.analyze.script_errors import (
     PROGRAM_FAILED_CAUSE,
     SERVER_UNREACHED_CAUSE,
@@ -338,6 +338,8 @@ def process_crashed(log: Log, catalogue: Catalogue) -> Iterator[Finding]:
         capital(
             f"{who}{on} ended itself: two packages brought an OpenMP of their own"
             if twice
+            else f"{who}{on} was aborted from within (SIGABRT), as NCCL's watchdog, a failed assertion or a C++ exception does it"
+            if signal == ABORT
             else f"{who}{on} crashed in compiled code{how}, without a Python exception"
         ),
         lines(log, seen or suspect.sightings),

@@ -225,6 +225,8 @@ def _of_attribute(raised: LoggedException) -> VersionMismatch | None:
     asker, package = frames[-1], package_of(frames[-1].path)
     if not package and is_of_library(asker.path):
         return None
+    if raised.message == "module 'distutils' has no attribute 'version'":
+        return _of_setuptools(asker)
     if found := _OF_PICKLE.match(raised.message):
         return _of_a_pickle(found["module"].partition(".")[0], f"{found['module']}.{found['name']}", asker)
     if found := _OF_MODULE.match(raised.message):
@@ -301,6 +303,21 @@ _UNPICKLES: Final = compile_lazily(r"(?i)pickle\.loads?\(|unpickler")
 _FROM: Final = compile_lazily(r"from (?P<module>\w[\w.]*) import ")
 _NO_MODULE: Final = compile_lazily(r"No module named '?(?P<module>\w+(?:\.\w+)+)'?$")
 _PYTHONS: Final = compile_lazily(r"/lib(?:64)?/python\d[\d.]*/(?!(?:site|dist)-packages/)")
+
+
+def _of_setuptools(asker: LogFrame) -> VersionMismatch:
+    """Tell of the distutils that setuptools puts in the place of Python's, and that loads none of its modules by itself."""
+    return VersionMismatch(
+        summary="The installed setuptools is newer than what asks for distutils.version: mostly torch.utils.tensorboard before torch 1.11",
+        cause="setuptools brings a distutils of its own since release 60, in which a module must be imported before it is used.",
+        packages=("setuptools",),
+        frame=asker,
+        sure=True,
+        fixes=(
+            Fix("Take an older setuptools", ("python -m pip install 'setuptools<59.6'",)),
+            Fix("Or a newer torch, from 1.11 on"),
+        ),
+    )
 
 
 def _of_a_pickle(package: str, what: str, reader: LogFrame) -> VersionMismatch:

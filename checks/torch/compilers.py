@@ -124,6 +124,7 @@ def compiler_missing(log: Log, seen: Sequence[SignMatch]) -> Finding:
     )
 
 
+_OF_NVCC: Final = "): error: "
 _OF_A_COMPILER: Final = compile_lazily(r"(?:^|\s|:)(?:fatal )?error(?: #?[A-Z]*\d+)?: |^nvcc fatal\b|^ld: ")
 _OF_THE_BUILD: Final = compile_lazily(r"^\s*error: (?:command|subprocess|metadata|legacy)\b|^ERROR: ")
 
@@ -205,7 +206,10 @@ def extension_build_failed(log: Log, seen: Sequence[SignMatch]) -> Finding:
             cause="torch compiles for the GPUs that it sees. A docker build, a login node, or a container that got no GPU shows none.",
         )
     name = word(seen, "extension")
-    told = [line for line in log.errors if _OF_A_COMPILER.search(line.text) and not _OF_THE_BUILD.search(line.text)]
+    own = [match.line for match in seen if match.sign == _OF_NVCC]
+    told = own or [
+        line for line in log.errors if _OF_A_COMPILER.search(line.text) and not _OF_THE_BUILD.search(line.text)
+    ]
     first = f": {told[0].text.strip()}" if told else ", and the compiler's own words aren't in this log"
     return Finding.of(
         clip(f"{f'The extension {name}' if name else 'An extension'} couldn't be compiled{first}", LONGEST_QUOTE),

@@ -43,6 +43,7 @@ _NO_PROGRAM: Final = compile_lazily(
     rf"|\bexecve\(\): {_PROGRAM}: No such file or directory|{_QUOTED}: executable file not found in \$PATH"
     rf"|^\S+: \d+: (?:exec: )?{_PROGRAM}: not found$"
     rf"|^'([\w.:\\/+-]{{1,200}})' is not recognized as an internal or external command\b|(?:^|: )The term '([\w.:\\/+-]{{1,200}})' is not recognized as (?:the|a) name of a "
+    r"|Command ['\"](?:\['?)?([\w./+-]{1,200})\b.{0,400} returned non-zero exit status 127\.?$"
     r"|(?:^|: )launcher '([\w.-]{1,60})' not installed\.$"
     rf"|(?:(?:^|[\s/])env:|: failed to (?:run command|execute)|: execution of) {_QUOTED}: No such file or directory"
 )

@@ -382,6 +382,16 @@ _MEANINGS: Final = (
             Fix("After adding tokens: model.resize_token_embeddings(len(tokenizer)); of long texts truncation=True, max_length=..."),
         ),
     ),
+    # Python's own exception, by the code of its line
+    Meaning(
+        "division by a count that is zero",
+        "What is divided by counts samples, batches or steps, and there are none: the data set is empty (a wrong path, a filter that leaves nothing), or smaller than one "
+        "batch, which drop_last leaves out, or than one batch for each rank.",
+        (
+            Fix("See how many samples and batches there are", ("print(len(dataset), len(loader))   # in the script, before that line",)),
+            Fix("Mend the path to the data, or take a smaller batch, or drop_last=False"),
+        ),
+    ),
     # torch/autograd/__init__.py
     Meaning(
         "grad can be implicitly created only for scalar outputs",

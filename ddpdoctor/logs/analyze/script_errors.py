@@ -90,12 +90,16 @@ def fault_of(raised: LoggedException) -> BlamedCode:
     return BlamedCode.ARGUMENTS if complains and raiser_of(raised) == "torch" else BlamedCode.LIBRARY
 
 
+_COUNTS: Final = compile_lazily(r"(?i)\blen\(|epoch|batch|loader|sampler|samples|steps|iters|num_")
+"""Code that divides by how many samples, batches or steps there are."""
 _REPLICAS: Final = "torch/nn/parallel/parallel_apply.py"
 """Where DataParallel calls a replica of the model."""
 
 
 def _meaning(raised: LoggedException) -> Meaning | None:
-    """Tell what its words mean; or those with which DataParallel passes it on, where it has none itself."""
+    """Tell what its words mean; or those with which DataParallel passes it on, where it has none itself; of a division, what it divides by."""
+    if short_name(raised.exception) == "ZeroDivisionError" and raised.frames and _COUNTS.search(raised.frames[-1].code):
+        return meaning_of("division by a count that is zero")
     in_replica = not raised.message and any(with_slashes(frame.path).endswith(_REPLICAS) for frame in raised.frames)
     return meaning_of(f"Caught {short_name(raised.exception)} in replica" if in_replica else raised.message)
 

@@ -40,7 +40,7 @@ _TRIES_ON: Final = compile_lazily(r"(?:.{0,160}?[ :])?\[W[\d ]|.{0,200}? NCCL IN
 _COMPLETE: Final = compile_lazily(r"(?i)\btraining (?:(?:run|is|was|has) ){0,2}(?:completed?|finished|done)\b")
 _ENDS_BADLY: Final = compile_lazily(
     r"(?i:\bexit(?:ed|ing)?(?: with)?[ _-](?:code|status)(?: is| was)?[ :=]{1,3}[1-9]\d{0,2}\W*$)|^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)$"
-    r"|^Error executing job with overrides: \["
+    r"|^Error executing job with overrides: \[|^(?:Error \w+ing|Failed to|Could not|Unable to) \S.{0,300}: \S"
 )
 _INCOMPLETE: Final = compile_lazily(r"(?i)\b(?:not|never|no|abnormally|with|errors?|fail\w*|early)\b|n't\b")
 """What makes of a training's last words another end."""
@@ -160,6 +160,8 @@ def _of_attempt(log: Log, catalogue: Catalogue) -> LogVerdict:
         suspects = (Suspect(slug=slug, sure=sure, sightings=lead.signs, why=why),) if slug else ()
         also = beside(ranked, suspects)
     line, evidence = attribute(lead, course)
+    if outcome is RunOutcome.UNRECOGNISED and (missing := _mistake_in(line, course)) and programs_missing(line.text):
+        return msgspec.structs.replace(missing, evidence=evidence, exited=own_exit(lead, course), effects=effects)
     if outcome is RunOutcome.UNRECOGNISED and lead.raises(is_cut):
         # Loggers and rich write the exception itself before its traceback.
         above = _exception_right_above(lead, course)

@@ -61,7 +61,8 @@ NINJA = "subprocess.CalledProcessError: Command '['ninja', '-v']' returned non-z
         (f"nvcc fatal   : Cannot find a host compiler\nninja: build stopped\n{HEAD}{NINJA}", "nvcc fatal   : Cannot"),
         (
             f"op.cu(7): error: identifier \"half3\" is undefined\nop.cpp:9:2: error: 'x'\nmake: *** [op.o] Error 1\n{HEAD}{NINJA}",
-            "op.cu(7): error:",
+            # nvcc's own line is the finding's.
+            "op.cpp:9:2:",
         ),
         (
             f"{HEAD}RuntimeError: Error building extension 'op': [1/2] nvcc\nop.cu:2: fatal error: a.h: none\n",
