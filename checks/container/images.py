@@ -12,7 +12,7 @@ from ddpdoctor.engine.log_traits import LogTraits
 from ddpdoctor.facts.log import Log, LogLine, SignMatch
 
 
-class Reason(NamedTuple):
+class StartTrouble(NamedTuple):
     """pattern: of what is said of it, in small letters. plain: the same as people say it."""
 
     pattern: str
@@ -21,7 +21,7 @@ class Reason(NamedTuple):
 
 
 REASONS: Final = (
-    Reason(
+    StartTrouble(
         r"\b401\b|\b403\b|unauthorized|access denied|access forbidden|authentication required|pull access denied",
         "its registry doesn't let you fetch the image, or has none of that name",
         Fix(
@@ -30,12 +30,12 @@ REASONS: Final = (
             ("echo 'machine nvcr.io login $oauthtoken password YOUR_KEY' >> ~/.config/enroot/.credentials",),
         ),
     ),
-    Reason(
+    StartTrouble(
         r"toomanyrequests|rate limit|\b429\b",
         "its registry lets nobody fetch so much without a login",
         Fix("Log in to the registry, or fetch the image once and start the job from that file"),
     ),
-    Reason(
+    StartTrouble(
         r"no loop devices? available|loop device",
         "the node has no loop device left by which to mount the image",
         Fix(
@@ -43,12 +43,12 @@ REASONS: Final = (
             ("losetup -a", "apptainer build --sandbox image_dir image.sif"),
         ),
     ),
-    Reason(
+    StartTrouble(
         r"no space left|disk quota",
         "the disk is full to which the image is unpacked",
         Fix("Let it unpack elsewhere", ("export APPTAINER_TMPDIR=/scratch/$USER ENROOT_TEMP_PATH=/scratch/$USER",)),
     ),
-    Reason(
+    StartTrouble(
         r"not found|no such file|no such image|manifest unknown|\b404\b|failed to retrieve path",
         "there is no image of that name",
         Fix("Check the image's name, its tag or path, and whether the node sees that file", ("ls -l IMAGE",)),
