@@ -28,6 +28,7 @@ from ddpdoctor.logs.exceptions import (
     is_ordinary,
     is_passed_on,
     is_within_launcher,
+    may_be_caught,
     says_nothing,
     tells_of_another,
 )
@@ -58,13 +59,14 @@ class FailureKind(Enum):
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """One failure of one rank. raised: the first of its chain. signs: of illnesses, within it. effects: signs within it which say that another
+    """One failure of one rank. raised: the first of its chain; last: what it led to in the end. signs: of illnesses, within it. effects: signs within it which say that another
     rank fell. over: the last line of its chain. explained: of a process that ended, whether something else in the log says why."""
 
     line: LogLine
     began: LogLine
     over: LogLine
     raised: LoggedException | None = None
+    last: LoggedException | None = None
     exited: ProcessExit | None = None
     explained: bool = False
     signs: tuple[SignMatch, ...] = ()
@@ -83,6 +85,11 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     def raises(self, kind: Callable[[LoggedException], bool]) -> bool:
         """Whether it is an exception of that kind."""
         return self.raised is not None and kind(self.raised)
+
+    @property
+    def may_be_caught(self) -> bool:
+        """Whether somebody may have caught what it led to in the end."""
+        return self.last is not None and may_be_caught(self.last)
 
     @property
     def slugs(self) -> set[str]:
@@ -148,7 +155,7 @@ def failures_of(log: Log, catalogue: Catalogue) -> list[Failure]:
             # What the exception says decides, and not that hydra has shortened its traceback.
             within = [match for match in within if SHORTENED not in match.sign]
         one = _failure(catalogue, chain[0].began, within, raised=_root(chain))
-        raised.append(msgspec.structs.replace(one, over=_last_line(chain[-1])))
+        raised.append(msgspec.structs.replace(one, over=_last_line(chain[-1]), last=chain[-1]))
     hints = [match for match in real if SHORTENED in match.sign and id(match) not in taken]
     for hint in hints:
         # However long the exception's message was, or what others wrote into it.

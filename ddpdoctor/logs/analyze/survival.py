@@ -12,7 +12,7 @@ from ddpdoctor.logs.analyze.endings import TELLS_OF_EVERY_END
 from ddpdoctor.logs.analyze.failures import Failure, FailureKind
 from ddpdoctor.logs.analyze.illness_traits import is_grave
 from ddpdoctor.logs.analyze.timeline import Timeline
-from ddpdoctor.logs.exceptions import ENDS_NOTHING, INFORMS, LEVEL, LOGGED, NAMED, is_bare, may_be_caught, short_name
+from ddpdoctor.logs.exceptions import ENDS_NOTHING, INFORMS, LEVEL, LOGGED, NAMED, is_bare, short_name
 from ddpdoctor.logs.launch_failures import STARTS_AGAIN, gives_up
 from ddpdoctor.logs.parse.error_words import ERROR_WORDS, speaks_of_error
 from ddpdoctor.logs.parse.exits import ANYBODY, RAY_TRAIN, SHELL
@@ -182,7 +182,7 @@ def _trained_on(failure: Failure, course: Timeline) -> bool:
         return not _ENDS_ITS_PROCESS.search(failure.line.text)
     # The last line is another one than a step: what is written when all is done.
     ends = course.latest is not None and bool(_AT_THE_END.search(course.latest.text))
-    return may_be_caught(failure.raised) or (_is_optional(failure.raised) and ends)
+    return failure.may_be_caught or (_is_optional(failure.raised) and ends)
 
 
 def _is_optional(raised: LoggedException) -> bool:
@@ -237,24 +237,34 @@ def _is_behind(failure: Failure, over: LogLine, by: Set[str], course: Timeline) 
         of_another_run = {SHELL} if _is_alone(log) else set()
         return by <= {TELLS_OF_EVERY_END, RAY_TRAIN, ANYBODY, *of_another_run} and bool(far)
     last = _last_words(failure, course)
-    if failure.raised is None or last is None:
+    if failure.raised is None or last is None or _is_of_an_end(last, course):
         return False
     # Others go on until they need a thread that an illness has ended.
     grave = any(is_grave(course.catalogue, sign.slug, sign.sign) for sign in failure.signs)
     timed = last.time is not None and failure.line.time is not None
     if grave and timed and not course.far(failure.line, last):
         return False
-    if _goes_on_alone(failure.raised, over, course):
+    if _goes_on_alone(failure, over, course):
         return True
     if last.order <= over.order:
         return False
     if log.launcher == TELLS_OF_EVERY_END and not log.exited:
         # The rank itself goes on after a mistake, and not only the others for as long as the launcher needs to end them.
         goes_on = last.file == over.file and last.number - over.number > MAX_LINES_OF_MESSAGE
-        return may_be_caught(failure.raised) or (failure.is_ordinary and not failure.is_effect and goes_on)
-    if not may_be_caught(failure.raised) or _only_clears_up(failure, over, last):
+        return failure.may_be_caught or (failure.is_ordinary and not failure.is_effect and goes_on)
+    if not failure.may_be_caught or _only_clears_up(failure, over, last):
         return False
     return course.far(over, last, GONE_ON)
+
+
+def _is_of_an_end(last: LogLine, course: Timeline) -> bool:
+    """Whether the last words are an exception's that Python ignores, as it does while it ends a process."""
+    return any(
+        failure.raised
+        and ENDS_NOTHING.match(failure.raised.announced)
+        and failure.began.order <= last.order <= failure.over.order
+        for failure in course.failures
+    )
 
 
 def _only_clears_up(failure: Failure, over: LogLine, last: LogLine) -> bool:
@@ -269,13 +279,13 @@ def _is_good_end(last: str, announced: str = "") -> bool:
     return bool(_GOOD_END.search(last)) and not _BAD_END.search(f"{announced} {last}")
 
 
-def _goes_on_alone(raised: LoggedException, over: LogLine, course: Timeline) -> bool:
+def _goes_on_alone(failure: Failure, over: LogLine, course: Timeline) -> bool:
     """Whether a run of one rank takes steps behind it, and comes to an end behind them if nobody may have caught it: what looks like steps
     may be the rest of its message."""
     log, last = course.log, course.latest
     if not _is_alone(log) or log.recurs is None or log.recurs.order <= over.order:
         return False
-    return may_be_caught(raised) or (last is not None and last.order - log.recurs.order > 1 and _is_good_end(last.text))
+    return failure.may_be_caught or (last is not None and last.order - log.recurs.order > 1 and _is_good_end(last.text))
 
 
 def _is_alone(log: Log) -> bool:

@@ -26,8 +26,8 @@ class ProgressBars:
     """The bars of tqdm in one file, told apart by how much they have to do."""
 
     def __init__(self) -> None:
-        self._begun: dict[int, tuple[int, int]] = {}
-        """The lines at which one with so much to do began first, and last."""
+        self._begun: dict[int, int] = {}
+        """The line at which one with so much to do began last."""
 
     def seek(self, text: bytes, start: int, number: int) -> None:
         """Look for bars that begin in a block of whole lines from there on, whose first line has that number."""
@@ -41,22 +41,20 @@ class ProgressBars:
             counted = at
             most = _MOST.search(text[max(start, at - _DIGITS) : at])
             if most and (len(self._begun) < MAX_KINDS or int(most[1]) in self._begun):
-                first, _ = self._begun.get(int(most[1]), (number, number))
-                self._begun[int(most[1])] = first, number
+                self._begun[int(most[1])] = number
 
-    def ran_since(self, line: int, latest: Iterable[LogLine], *, anew: bool = False) -> float:
+    def ran_since(self, line: int, latest: Iterable[LogLine]) -> float:
         """Tell for how many seconds a bar of work has run that began behind that line, by the latest lines of the file; 0.0 without one.
 
         Args:
             line: its number.
             latest: the last lines of the file.
-            anew: only of bars of which one with as much to do had begun before it, too.
         """
         longest = 0.0
         for one in latest:
             for bar in _BAR.finditer(one.text):
-                first, last = self._begun.get(int(bar["most"]), (0, 0))
-                if line < last <= one.number and (first < line or not anew) and not _MOVES_FILES.search(one.text):
+                begun = self._begun.get(int(bar["most"]), 0)
+                if line < begun <= one.number and not _MOVES_FILES.search(one.text):
                     longest = max(longest, _seconds(bar))
         return longest
 

@@ -229,9 +229,8 @@ class RunEnds:
         # Progress bars are never held back; where the file begins again, too, they aren't another rank's.
         if again and (bars >= BARS or self._lasts(end, latest)):
             return True
-        if end.early and (trained or bars > 0 or self._bars.ran_since(end.over, latest) >= LASTING):
-            return True
-        return self._bars.ran_since(end.over, latest, anew=True) >= LASTING
+        # One of the same work may be another job's, of several side by side.
+        return end.early and (trained or bars > 0 or self._bars.ran_since(end.over, latest) >= LASTING)
 
     def _lasts(self, end: RunEnd, latest: Sequence[LogLine]) -> bool:
         """Whether somebody works on for long behind it, by a progress bar that began there, or by the clocks of steps."""

@@ -270,20 +270,20 @@ def bar(seconds: int, begins: str = "  0%|          | 0/300 [00:00<?, ?it/s]") -
     return f"{begins}\r 99%|#########9| 299/300 [{minutes:02}:{rest:02}<00:01,  1.0it/s]\n"
 
 
-def test_a_bar_that_begins_anew_behind_an_end_and_runs_for_minutes_is_another_runs() -> None:
-    trained = bar(40)
-    verdict = verdict_of(read(trained + run("KeyError: 'a'") + bar(299)), catalogue())
+def test_a_bar_that_runs_for_minutes_is_another_runs_where_the_file_begins_again() -> None:
+    failed = PLAIN + bar(40) + run("KeyError: 'a'")
+    verdict = verdict_of(read(failed + PLAIN + bar(299)), catalogue())
     assert (verdict.raised, len(verdict.elsewhere)) == (None, 1)
     for behind in (
-        # Others of the same job go on for as long as their launcher needs to end them.
-        bar(31),
+        # Other jobs may run side by side, and other ranks go on for as long as their launcher needs to end them.
+        bar(299),
+        PLAIN + bar(31),
         # One that had begun before.
-        bar(299, " 45%|####5     | 135/300 [02:15<02:45,  1.0it/s]"),
+        PLAIN + bar(299, " 45%|####5     | 135/300 [02:15<02:45,  1.0it/s]"),
         # What is done behind a failure, too.
-        bar(299, "Upload 300 files:   0%|          | 0/300 [00:00<?, ?it/s]").replace(" 99%", "Upload 300 files:  99%"),
-        bar(299).replace("300", "8"),
+        PLAIN + bar(299, "Upload:   0%|          | 0/300 [00:00<?, ?it/s]").replace(" 99%", "Upload:  99%"),
     ):
-        assert judged(trained + run("KeyError: 'a'") + behind) == ("'a'", [])
+        assert judged(failed + behind) == ("'a'", [])
 
 
 def steps(minute: int) -> str:
