@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch.nn import functional
 
+from ddpdoctor.facts.log import LogFrame, LoggedException, LogLine
 from ddpdoctor.logs.analyze.error_meanings import meaning_of
+from ddpdoctor.logs.analyze.script_errors import fault_words
 
 
 def backward_of_many() -> None:
@@ -58,3 +60,20 @@ def test_torchs_words_are_explained(raising: Callable[[], object], cause: str) -
     assert meaning is not None, str(raised.value)
     assert cause in meaning.cause, str(raised.value)
     assert meaning.fixes
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "code", "cause"),
+    [
+        ("bdb.BdbQuit", "", "if self.quitting: raise BdbQuit", "A breakpoint"),
+        ("ZeroDivisionError", "division by zero", "return total / len(self.loader)", "the data set is empty"),
+        ("ZeroDivisionError", "division by zero", "return a / b", ""),
+        ("torch._dynamo.exc.Unsupported", "call_method __getitem__", "raise Unsupported(msg)", "can't trace"),
+    ],
+)
+def test_a_name_or_a_line_may_tell_more_than_the_words(name: str, words: str, code: str, cause: str) -> None:
+    line = LogLine(file=0, number=1, text=f"{name}: {words}")
+    own = LogFrame("/w/train.py", 3, "main", code)
+    raised = LoggedException(exception=name, message=words, line=line, began=line, frames=(own,), own=own)
+    assert cause in fault_words(raised)
+    assert bool(cause) is bool(fault_words(raised))

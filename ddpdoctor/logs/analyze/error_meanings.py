@@ -382,6 +382,46 @@ _MEANINGS: Final = (
             Fix("After adding tokens: model.resize_token_embeddings(len(tokenizer)); of long texts truncation=True, max_length=..."),
         ),
     ),
+    # Lib/bdb.py
+    Meaning(
+        "a breakpoint is left",
+        "A breakpoint (breakpoint(), pdb.set_trace()) is left in the script: a job has no terminal, its input is at its end at once, and so the debugger quits.",
+        (Fix("Take it out; or have all breakpoints passed over", ("export PYTHONBREAKPOINT=0",)),),
+    ),
+    # torch/_dynamo/exc.py
+    Meaning(
+        "torch.compile met what it can't trace",
+        "torch.compile was to make one graph of code (fullgraph=True, or an export), and met what this release of torch can't trace: a package that is newer than this "
+        "torch expects, or code of the script's own.",
+        (
+            Fix("See whether it trains without torch.compile: slower, and the same results", ("export TORCHDYNAMO_DISABLE=1",)),
+            Fix("Take a newer torch, or the release of the package that was current with this one"),
+        ),
+    ),
+    # Modules/mathmodule.c
+    Meaning(
+        "math range error",
+        "A number is too large for a float: mostly math.exp(loss), the perplexity, of a loss that has diverged, or that isn't a mean.",
+        (Fix("See the loss before that line; a perplexity may be given as infinity", ("print(loss)   # in the script, before that line",)),),
+    ),
+    # PyYAML 6: lib/yaml/__init__.py
+    Meaning(
+        r"load\(\) missing 1 required positional argument: 'Loader'",
+        "yaml.load() is called as older releases of PyYAML took it: since 6.0 it has to be told how to read.",
+        (
+            Fix("Take an older PyYAML", ("python -m pip install 'pyyaml<6'",)),
+            Fix("Or read it safely", ("yaml.safe_load(file)   # in the script, in the place of yaml.load(file)",)),
+        ),
+    ),
+    # omegaconf 2.1's release notes
+    Meaning(
+        r"Missing key pretty$|(?:'\w+' object|Key) .*'?pretty'? (?:is not in struct|.*has no attribute)",
+        "cfg.pretty() is gone from OmegaConf since 2.1: the code is of an older release.",
+        (
+            Fix("Take the release that the code was written for", ("python -m pip install 'omegaconf<2.1'",)),
+            Fix("Or print it as it is done now", ("print(OmegaConf.to_yaml(cfg))   # in the script",)),
+        ),
+    ),
     # Python's own exception, by the code of its line
     Meaning(
         "division by a count that is zero",

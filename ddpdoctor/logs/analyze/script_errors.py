@@ -92,12 +92,19 @@ def fault_of(raised: LoggedException) -> BlamedCode:
 
 _COUNTS: Final = compile_lazily(r"(?i)\blen\(|epoch|batch|loader|sampler|samples|steps|iters|num_")
 """Code that divides by how many samples, batches or steps there are."""
+_TELLING: Final = {
+    "bdb.BdbQuit": "a breakpoint is left",
+    "torch._dynamo.exc.Unsupported": "torch.compile met what it can't trace",
+}
+"""Exceptions whose name tells more than their message, with what stands for that."""
 _REPLICAS: Final = "torch/nn/parallel/parallel_apply.py"
 """Where DataParallel calls a replica of the model."""
 
 
 def _meaning(raised: LoggedException) -> Meaning | None:
     """Tell what its words mean; or those with which DataParallel passes it on, where it has none itself; of a division, what it divides by."""
+    if telling := _TELLING.get(raised.exception):
+        return meaning_of(telling)
     if short_name(raised.exception) == "ZeroDivisionError" and raised.frames and _COUNTS.search(raised.frames[-1].code):
         return meaning_of("division by a count that is zero")
     in_replica = not raised.message and any(with_slashes(frame.path).endswith(_REPLICAS) for frame in raised.frames)
