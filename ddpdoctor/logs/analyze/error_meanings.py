@@ -299,7 +299,7 @@ _MEANINGS: Final = (
     ),
     # transformers: modeling_utils.py
     Meaning(
-        "FlashAttention2 has been toggled on, but it cannot be used due to the following error: the package flash_attn seems to be not installed",
+        "FlashAttention2 has been toggled on, but it cannot be used due to the following error: the package (?:flash_attn seems to be not|for FlashAttention2 doesn't seem to be) installed",
         "The model, or the script, asks for FlashAttention 2, and the package flash-attn isn't installed in this environment.",
         (
             Fix("Train with torch's own attention, which needs no package", ('model = AutoModel.from_pretrained(..., attn_implementation="sdpa")   # in the script',)),
@@ -326,7 +326,8 @@ _MEANINGS: Final = (
     Meaning(
         r"Input type \(torch\.(?!cuda)\w+\) and (?:weight|bias) type \(torch\.cuda|Input type \(torch\.cuda\.\w+\) and (?:weight|bias) type \(torch\.(?!cuda)"
         r"|Expected object of (?:backend|device type) (?:(?:CUDA|cuda) but got (?:backend|device type) (?:CPU|cpu)|(?:CPU|cpu) but got (?:backend|device type) (?:CUDA|cuda))"
-        r"|Expected all tensors to be on the same device, but found at least two devices, (?:cpu and cuda|cuda:\d+ and cpu)",
+        r"|Expected all tensors to be on the same device, but found at least two devices, (?:cpu and cuda|cuda:\d+ and cpu)"
+        r"|Expected all tensors to be on the same device, but got \w+ is on (?:cpu, different from other tensors on cuda|cuda:\d+, different from other tensors on cpu)",
         "A tensor in the host's memory meets one on a GPU: an input wasn't moved, or a tensor that the model makes anew (torch.zeros(...), a mask, positions), or a part "
         "of the model is neither a registered submodule nor a parameter or buffer, so that model.to() doesn't take it along.",
         (Fix("Move what is handed over, and make new tensors where the input is", ("mask = torch.zeros(size, device=x.device)   # in the script",)),),

@@ -41,8 +41,8 @@ NAMED = {
         "/usr/bin/ld: cannot find -lcublas: No such file or directory\ncollect2: error: ld returned 1 exit status\nRuntimeError: Error building extension 'own'",
     ],
     "apex-missing-ext": [
-        "RuntimeError: Attempted to call MultiTensorApply method, but MultiTensorApply is not available, possibly because Apex was installed without "
-        "--cpp_ext --cuda_ext.  Original import error message: No module named 'amp_C'"
+        "RuntimeError: ('Attempted to call MultiTensorApply method, but MultiTensorApply is not available, possibly because Apex was installed without "
+        "--cpp_ext --cuda_ext.  Original import error message:', ModuleNotFoundError(\"No module named 'amp_C'\"))"
     ],
     "torch-distributed-missing": ["RuntimeError: PyTorch built without distributed support"],
     "accelerate-config-refused": [
