@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from shlex import quote
@@ -63,7 +64,7 @@ def _missing_part(seen: Sequence[SignMatch], log: Log) -> Particulars:
             (
                 Fix(
                     "See where it lies on that host",
-                    (f"find / -name 'lib{library}.so*' -not -path '/proc/*' 2>/dev/null",),
+                    (f"find / -name {shlex.quote(f'lib{library}.so*')} -not -path '/proc/*' 2>/dev/null",),
                 ),
                 Fix(
                     "Let the linker look there, with the folder that holds it",

@@ -77,7 +77,7 @@ _MEANINGS: Final = (
     ),
     # torch/distributed/run.py
     Meaning(
-        r"nnodes=(?P<nodes>\S+) is not in \"MIN:MAX\" format",
+        r"nnodes=(?P<nodes>[\d:]{1,40}) is not in \"MIN:MAX\" format",
         "torchrun can't read --nnodes={nodes}: it takes one number, or the smallest and the largest with one colon between.",
         (Fix("Give it a number, or two", ("torchrun --nnodes=2 ...   # or --nnodes=2:4",)),),
     ),
@@ -416,7 +416,7 @@ _MEANINGS: Final = (
     ),
     # omegaconf 2.1's release notes
     Meaning(
-        r"Missing key pretty$|(?:'\w+' object|Key) .*'?pretty'? (?:is not in struct|.*has no attribute)",
+        r"Missing key pretty$|Key 'pretty' is not in struct|'\w+' object has no attribute 'pretty'",
         "cfg.pretty() is gone from OmegaConf since 2.1: the code is of an older release.",
         (
             Fix("Take the release that the code was written for", ("python -m pip install 'omegaconf<2.1'",)),
