@@ -190,25 +190,32 @@ def _of_rendezvous(seen: Sequence[SignMatch], log: Log) -> Particulars:
     )
 
 
+_CACHES: Final = {
+    "torchinductor_": "TORCHINDUCTOR_CACHE_DIR",
+    "torch_extensions": "TORCH_EXTENSIONS_DIR",
+    ".triton": "TRITON_CACHE_DIR",
+}
+"""Folders of compiled code, by what their names begin with, and the settings that name others."""
+
+
 def _of_a_cache(seen: Sequence[SignMatch]) -> Particulars:
     """Tell of a folder in which compiled code is kept."""
     cache = word(seen, "cache")
     if not cache:
         return Particulars()
     name = cache.rpartition("/")[2]
-    setting = {"torch_extensions": "TORCH_EXTENSIONS_DIR", ".triton": "TRITON_CACHE_DIR"}.get(
-        name, "TORCHINDUCTOR_CACHE_DIR"
-    )
+    folder, setting = next(known for known in _CACHES.items() if name.startswith(known[0]))
     return Particulars(
-        f"{cache}, in which compiled code is kept, belongs to another user",
+        f"The job's user can't write to {cache}, in which compiled code is kept",
         (
             Fix("See whose it is, and who you are there", (f"ls -ld {shlex.quote(cache)}; id",)),
+            # Not below /tmp: whoever makes the folder first has their code run.
             Fix(
-                "Keep compiled code in a folder of your own", (f'export {setting}="/tmp/{name.lstrip(".")}_$(id -u)"',)
+                "Keep compiled code in a folder of your own", (f'export {setting}="$HOME/.cache/{folder.strip("._")}"',)
             ),
-            Fix("Or have that user, or root, remove it", (f"sudo rm -r {shlex.quote(cache)}",)),
+            Fix("Or ask that user, or an administrator, to hand it over to you"),
         ),
-        "It was made by another user, mostly by root in a container that shares /tmp or the home folder; or the job's user has no name there, so that two users come to the same folder.",
+        "Mostly another user has made it, such as root in a container that shares /tmp or the home folder; or the job's user has no name there, so that two users come to the same folder.",
     )
 
 

@@ -81,8 +81,7 @@ _OF_DISTRIBUTED: Final = compile_lazily(
 )
 _OF_AN_ARGUMENT: Final = compile_lazily(
     r"^(?:(?:Unsupported data type for HCCL|Input tensor data type is not supported for NCCL) process group|Device index must not be negative"
-    r"|Default process group (?:has not been|is not) initialized|trying to initialize the default process group twice"
-    r"|nnodes=[\d:]{1,40} is not in \"MIN:MAX\" format)"
+    r"|Default process group (?:has not been|is not) initialized|trying to initialize the default process group twice)"
 )
 """What torch.distributed says of what the script, or its command, handed it."""
 _OF_A_CALL: Final = compile_lazily(

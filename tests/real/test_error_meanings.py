@@ -13,6 +13,12 @@ from ddpdoctor.logs.analyze.error_meanings import meaning_of
 from ddpdoctor.logs.analyze.script_errors import fault_words
 
 
+def logged(name: str, words: str, code: str = "") -> LoggedException:
+    line = LogLine(file=0, number=1, text=f"{name}: {words}")
+    own = LogFrame("/w/train.py", 3, "main", code)
+    return LoggedException(exception=name, message=words, line=line, began=line, frames=(own,), own=own)
+
+
 def backward_of_many() -> None:
     torch.ones(3, requires_grad=True).mul(2).backward()
 
@@ -56,7 +62,7 @@ def batch_of_different_sizes() -> None:
 def test_torchs_words_are_explained(raising: Callable[[], object], cause: str) -> None:
     with pytest.raises((RuntimeError, IndexError, ValueError)) as raised:
         raising()
-    meaning = meaning_of(str(raised.value))
+    meaning = meaning_of(logged(type(raised.value).__name__, str(raised.value)))
     assert meaning is not None, str(raised.value)
     assert cause in meaning.cause, str(raised.value)
     assert meaning.fixes
@@ -72,8 +78,6 @@ def test_torchs_words_are_explained(raising: Callable[[], object], cause: str) -
     ],
 )
 def test_a_name_or_a_line_may_tell_more_than_the_words(name: str, words: str, code: str, cause: str) -> None:
-    line = LogLine(file=0, number=1, text=f"{name}: {words}")
-    own = LogFrame("/w/train.py", 3, "main", code)
-    raised = LoggedException(exception=name, message=words, line=line, began=line, frames=(own,), own=own)
+    raised = logged(name, words, code)
     assert cause in fault_words(raised)
     assert bool(cause) is bool(fault_words(raised))

@@ -13,17 +13,21 @@ from typing import Final, NamedTuple
 import msgspec
 
 from ddpdoctor.base.findings import Fix
+from ddpdoctor.facts.log import LoggedException
 
 
 class Meaning(NamedTuple):
     """What a library's words about its own state say of the script.
 
-    begins: a pattern of what the message begins with. cause: the names of its groups stand in braces.
+    begins: a pattern of what the message begins with. cause: the names of its groups stand in braces. exception: of exceptions of that name
+    alone; code: a pattern of the line that raised it.
     """
 
     begins: str
     cause: str
     fixes: tuple[Fix, ...]
+    exception: str = ""
+    code: str = ""
 
 
 _SHOW_GRADIENTS: Final = (
@@ -385,19 +389,21 @@ _MEANINGS: Final = (
     ),
     # Lib/bdb.py
     Meaning(
-        "a breakpoint is left",
+        "",
         "A breakpoint (breakpoint(), pdb.set_trace()) is left in the script: a job has no terminal, its input is at its end at once, and so the debugger quits.",
-        (Fix("Take it out; or have all breakpoints passed over", ("export PYTHONBREAKPOINT=0",)),),
+        (Fix("Take it out; those of breakpoint() can be passed over", ("export PYTHONBREAKPOINT=0",)),),
+        exception="bdb.BdbQuit",
     ),
     # torch/_dynamo/exc.py
     Meaning(
-        "torch.compile met what it can't trace",
+        "",
         "torch.compile was to make one graph of code (fullgraph=True, or an export), and met what this release of torch can't trace: a package that is newer than this "
         "torch expects, or code of the script's own.",
         (
             Fix("See whether it trains without torch.compile: slower, and the same results", ("export TORCHDYNAMO_DISABLE=1",)),
             Fix("Take a newer torch, or the release of the package that was current with this one"),
         ),
+        exception="torch._dynamo.exc.Unsupported",
     ),
     # Modules/mathmodule.c
     Meaning(
@@ -425,13 +431,15 @@ _MEANINGS: Final = (
     ),
     # Python's own exception, by the code of its line
     Meaning(
-        "division by a count that is zero",
+        "(?:float |integer )?division|integer modulo",
         "What is divided by counts samples, batches or steps, and there are none: the data set is empty (a wrong path, a filter that leaves nothing), or smaller than one "
         "batch, which drop_last leaves out, or than one batch for each rank.",
         (
             Fix("See how many samples and batches there are", ("print(len(dataset), len(loader))   # in the script, before that line",)),
             Fix("Mend the path to the data, or take a smaller batch, or drop_last=False"),
         ),
+        exception="ZeroDivisionError",
+        code=r"(?i)\blen\(|epoch|batch|loader|sampler|samples|steps|iters|num_",
     ),
     # torch/autograd/__init__.py
     Meaning(
@@ -462,26 +470,30 @@ _MEANINGS: Final = (
 
 
 @cache
-def _pattern(begins: str) -> re.Pattern[str]:
-    return re.compile(begins)
+def _pattern(text: str) -> re.Pattern[str]:
+    return re.compile(text)
 
 
-def meaning_of(message: str) -> Meaning | None:
-    """Return what the words of an exception mean, where a library's source tells that."""
+def meaning_of(raised: LoggedException) -> Meaning | None:
+    """Return what an exception means, where a library's source tells that."""
+    code = raised.frames[-1].code if raised.frames else ""
     for meaning in _MEANINGS:
-        if found := _pattern(meaning.begins).match(message):
-            words = found.groupdict("")
-            quoted = {name: shlex.quote(word) for name, word in words.items()}
-            fixes = tuple(
-                msgspec.structs.replace(
-                    fix,
-                    text=_filled(fix.text, words),
-                    commands=tuple(_filled(command, quoted) for command in fix.commands),
-                )
-                for fix in meaning.fixes
-            )
-            return Meaning(meaning.begins, _filled(meaning.cause, words), fixes)
+        if meaning.exception not in ("", raised.exception) or not _pattern(meaning.code).search(code):
+            continue
+        if found := _pattern(meaning.begins).match(raised.message):
+            return _with_words(meaning, found.groupdict(""))
     return None
+
+
+def _with_words(meaning: Meaning, words: dict[str, str]) -> Meaning:
+    quoted = {name: shlex.quote(word) for name, word in words.items()}
+    fixes = tuple(
+        msgspec.structs.replace(
+            fix, text=_filled(fix.text, words), commands=tuple(_filled(command, quoted) for command in fix.commands)
+        )
+        for fix in meaning.fixes
+    )
+    return meaning._replace(cause=_filled(meaning.cause, words), fixes=fixes)
 
 
 def _filled(text: str, words: dict[str, str]) -> str:

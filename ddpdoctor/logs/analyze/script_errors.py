@@ -9,6 +9,8 @@ from enum import Enum
 from itertools import takewhile
 from typing import Final
 
+import msgspec
+
 from ddpdoctor.base.findings import Fix
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.text import listed, one_line
@@ -90,25 +92,15 @@ def fault_of(raised: LoggedException) -> BlamedCode:
     return BlamedCode.ARGUMENTS if complains and raiser_of(raised) == "torch" else BlamedCode.LIBRARY
 
 
-_COUNTS: Final = compile_lazily(r"(?i)\blen\(|epoch|batch|loader|sampler|samples|steps|iters|num_")
-"""Code that divides by how many samples, batches or steps there are."""
-_TELLING: Final = {
-    "bdb.BdbQuit": "a breakpoint is left",
-    "torch._dynamo.exc.Unsupported": "torch.compile met what it can't trace",
-}
-"""Exceptions whose name tells more than their message, with what stands for that."""
 _REPLICAS: Final = "torch/nn/parallel/parallel_apply.py"
 """Where DataParallel calls a replica of the model."""
 
 
 def _meaning(raised: LoggedException) -> Meaning | None:
-    """Tell what its words mean; or those with which DataParallel passes it on, where it has none itself; of a division, what it divides by."""
-    if telling := _TELLING.get(raised.exception):
-        return meaning_of(telling)
-    if short_name(raised.exception) == "ZeroDivisionError" and raised.frames and _COUNTS.search(raised.frames[-1].code):
-        return meaning_of("division by a count that is zero")
-    in_replica = not raised.message and any(with_slashes(frame.path).endswith(_REPLICAS) for frame in raised.frames)
-    return meaning_of(f"Caught {short_name(raised.exception)} in replica" if in_replica else raised.message)
+    """Tell what it means; where it has no words itself, by those with which DataParallel passes it on."""
+    if not raised.message and any(with_slashes(frame.path).endswith(_REPLICAS) for frame in raised.frames):
+        raised = msgspec.structs.replace(raised, message=f"Caught {short_name(raised.exception)} in replica")
+    return meaning_of(raised)
 
 
 def _without_pythons(frames: Sequence[LogFrame]) -> list[LogFrame]:

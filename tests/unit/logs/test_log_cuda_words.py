@@ -89,6 +89,12 @@ def test_cuda_s_own_words_are_known_in_whatever_frame(text: str, slug: str) -> N
         ("ncclInvalidArgument: Invalid value for an argument.\nLast error:\nBroadcast : invalid root 4 (root should be in the 0..4 range)\n", "user-code-error"),
         ('RuntimeError: nnodes=2:4:8 is not in "MIN:MAX" format\n', "user-code-error"),
         (
+            'Traceback (most recent call last):\n  File "/usr/bin/torchrun", line 8, in <module>\n    sys.exit(main())\n'
+            '  File "/env/lib/python3.10/site-packages/torch/distributed/run.py", line 200, in parse_min_max_nnodes\n    raise RuntimeError(\n'
+            'RuntimeError: nnodes=2:4:8 is not in "MIN:MAX" format\n',
+            "user-code-error",
+        ),
+        (
             'Traceback (most recent call last):\n  File "/opt/lib/python3.8/site-packages/torch/utils/cpp_extension.py", line 1561, in _get_cuda_arch_flags\n'
             "    arch_list[-1] += '+PTX'\nIndexError: list index out of range\n",
             "extension-build-failed",

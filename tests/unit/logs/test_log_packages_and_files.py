@@ -146,3 +146,12 @@ def test_deepspeeds_launcher_misses_the_program_that_it_starts(call: str) -> Non
     (opinion,) = judge_log(read(f"{call}RuntimeError: launcher 'pdsh' not installed.\n"), catalogue()).opinions
     assert opinion.check.slug == "user-code-error"
     assert "pdsh" in opinion.finding.summary
+
+
+def test_a_folder_of_compiled_code_is_moved_to_one_of_the_users_own() -> None:
+    (opinion,) = judge_log(
+        read("PermissionError: [Errno 13] Permission denied: '/tmp/torchinductor_root/ab'\n"), catalogue()
+    ).opinions
+    commands = [command for fix in opinion.finding.fixes for command in fix.commands]
+    assert 'export TORCHINDUCTOR_CACHE_DIR="$HOME/.cache/torchinductor"' in commands
+    assert not any("rm " in command for command in commands)
