@@ -38,6 +38,7 @@ from ddpdoctor.network_check.protocol.messages import (
     encode,
 )
 from ddpdoctor.network_check.protocol.tokens import proof
+from tests.support.free_ports import free_port
 
 FromHub = Greeting | Welcome | Rejected | Ping | NoVerdict | Waiting | Order | Abort | NodeVerdict
 
@@ -68,9 +69,9 @@ def run(work: Coroutine[Any, Any, T], seconds: float = 20) -> T:
 async def hub(
     nnodes: int = 2, token: str = TOKEN, limits: ConnectionLimits = QUICK, **others: Any
 ) -> AsyncIterator[Hub]:
-    """A hub on a port of its own."""
+    """A hub on a port that no dialled socket is given, so that it can be taken again."""
     before = asyncio.all_tasks()
-    one = Hub([HERE], 0, nnodes, token, limits=limits, **others)
+    one = Hub([HERE], free_port(), nnodes, token, limits=limits, **others)
     await one.open()
     try:
         yield one
