@@ -1,18 +1,23 @@
-"""The log signs of all checks, out of the files that people write (checks/**/*.signs.toml): what checks/log_signs.json is to say."""
+"""The log signs of all checks, and what exceptions mean, out of the files that people write (checks/**/*.signs.toml, *.meanings.toml): what
+the JSON is to say that the program reads."""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
+from ddpdoctor.base.findings import Fix
 from ddpdoctor.base.log_signs import LogSign
-from ddpdoctor.base.sign_files import SignFileError, make_signs, parse_sign_tables, read_tables
+from ddpdoctor.base.sign_files import SignFileError, make_row, make_rows, make_signs, parse_sign_tables, read_tables
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.knowledge import xids
+from ddpdoctor.logs.analyze.error_meanings import Meaning
 from ddpdoctor.logs.exceptions import OF_ERRORS_MODULES
 from ddpdoctor.logs.parse.error_words import NO_FIGURE
 from ddpdoctor.logs.parse.exits import PARTS
@@ -23,9 +28,13 @@ from tests.support.number_patterns import more_behind
 CHECKS: Final = Path(__file__).parent.parent / "checks"
 SHARED: Final = CHECKS / "shared.signs.toml"
 COMPILED: Final = CHECKS / "log_signs.json"
-WORDS: Final = Path(__file__).parent.parent / "ddpdoctor" / "logs" / "parse"
+LOGS: Final = Path(__file__).parent.parent / "ddpdoctor" / "logs"
+MEANINGS: Final = CHECKS / "log" / "failures.meanings.toml"
+COMPILED_MEANINGS: Final = LOGS / "analyze" / "error_meanings.json"
+WORDS: Final = LOGS / "parse"
 """Where files of that kind say what launchers and errors read like, whatever the illness."""
 
+_IN_BRACES: Final = re.compile(r"\{([a-z_]+)\}")
 _JOINED: Final = ", (?:worker_count|num_workers_joined)="
 COMPUTED_PARTS: Final = {
     **{
@@ -67,21 +76,61 @@ def use_files() -> None:
     catalogue().read_signs = cache(read_all)
 
 
-def compiled(signs: Mapping[str, Sequence[LogSign]]) -> str:
-    """JSON with a sign a line, so that a change is a change of that line."""
-    slugs = [
-        f'"{slug}": [\n' + ",\n".join(msgspec.json.encode(sign).decode() for sign in signs[slug]) + "\n]"
-        for slug in sorted(signs)
+def read_meanings() -> dict[str, tuple[Meaning, ...]]:
+    """What exceptions mean, as the file says it."""
+    return make_meanings(read_tables(MEANINGS.read_text(encoding="utf-8"), MEANINGS.name), MEANINGS.name)
+
+
+def make_meanings(content: Mapping[str, Any], name: str) -> dict[str, tuple[Meaning, ...]]:
+    """Make the meanings of a file.
+
+    Args:
+        content: of the file, as `read_tables` gives it.
+        name: what errors call it.
+
+    Raises:
+        SignFileError: one is wrong, or two are for the same words.
+    """
+    meanings = make_rows(content, name, lambda table, place: (_meaning(table, place),), noun="number")
+    of_words = Counter((row.begins, row.exception, row.code) for rows in meanings.values() for row in rows)
+    for words, times in of_words.items():
+        if times > 1:
+            raise SignFileError(f"{name}: {' '.join(filter(None, words))!r} has {times} meanings")
+    return meanings
+
+
+def _meaning(table: Mapping[str, Any], place: str) -> Meaning:
+    meaning = make_row(dict(table), Meaning, place)
+    pattern = re.compile(meaning.begins)
+    if pattern.match("") and not meaning.exception:
+        raise SignFileError(f"{place}: any message begins so")
+    if unknown := {field for fix in table["fixes"] for field in fix} - set(Fix.__struct_fields__):
+        raise SignFileError(f"{place}: a fix has no field {min(unknown)}")
+    texts = [meaning.cause, *(text for fix in meaning.fixes for text in (fix.text, *fix.commands))]
+    named = {name for text in texts for name in _IN_BRACES.findall(text)}
+    if odd := named ^ set(pattern.groupindex):
+        raise SignFileError(
+            f"{place}: {min(odd)} is not both a group of its pattern and in braces in its cause or fixes"
+        )
+    return meaning
+
+
+def compiled(rows: Mapping[str, Sequence[LogSign | Meaning]]) -> str:
+    """JSON with a sign or a meaning a line, so that a change is a change of that line."""
+    keys = [
+        f'"{key}": [\n' + ",\n".join(msgspec.json.encode(row).decode() for row in rows[key]) + "\n]"
+        for key in sorted(rows)
     ]
-    return "{\n" + ",\n".join(slugs) + "\n}\n"
+    return "{\n" + ",\n".join(keys) + "\n}\n"
 
 
 def compiled_words() -> dict[Path, str]:
-    """Of each file of words the JSON that the program reads beside it, by its path."""
+    """Of each file of words, and of meanings, the JSON that the program reads, by its path."""
     parts = {**PARTS, "NO_FIGURE": NO_FIGURE, "OF_ERRORS_MODULES": OF_ERRORS_MODULES}
-    return {
+    words = {
         path.with_name(path.name.replace(".signs.toml", ".json")): compiled(
             make_signs(read_tables(path.read_text(encoding="utf-8"), path.name), path.name, parts=parts)
         )
         for path in sorted(WORDS.glob("*.signs.toml"))
     }
+    return {**words, COMPILED_MEANINGS: compiled(read_meanings())}

@@ -1,6 +1,7 @@
-"""Writes what is generated: the index of the checks (checks/index.json), the log signs as the program reads them (checks/log_signs.json, out of
-the files *.signs.toml), the JSON schema, the pages of the checks (docs/checks) and of the settings, the tables of docs/accuracy.md,
-docs/hardware.md, and what users see of each sick case (fixtures/expected).
+"""Writes what is generated: the index of the checks (checks/index.json), the log signs and what exceptions mean as the program reads them
+(checks/log_signs.json and its like, out of the files *.signs.toml and *.meanings.toml), the JSON schema, the pages of the checks
+(docs/checks) and of the settings, the tables of docs/accuracy.md, docs/hardware.md, and what users see of each sick case
+(fixtures/expected).
 
 python -m tests.regenerate          write them; read the diff before you commit it
 python -m tests.regenerate --check  only say whether they are as they should be (exit 1 if not)
@@ -102,7 +103,7 @@ def main() -> int:
         else:
             path.unlink()
             print(f"removed {name}: no check is of that name")
-    if not checking and any(path.parent == log_sign_files.WORDS for path in found):
+    if not checking and not log_sign_files.compiled_words().keys().isdisjoint(found):
         # What came after them was made by a program that had read the old ones.
         os.execv(sys.executable, [sys.executable, "-m", "tests.regenerate"])
     return 1 if checking and found else 0

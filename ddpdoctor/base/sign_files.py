@@ -9,26 +9,32 @@ r"""Log signs as people write them: TOML files, an array of tables for each slug
     why = "nothing else says so"
     source = "torch 2.13.0: TCPStore.cpp"
 
-The fields are those of `LogSign`; what is left out has its default. `text` and `near` may be lists: a sign for each. `{NAME}` in a pattern
-is replaced by that part, `{TEXT}` by the sign's own text. `shared = 'name'` takes the signs of that name from another file, with what stands
-beside it in place of theirs.
+The fields are those of `LogSign`; what is left out has its default. `text` and `near` may be lists: a sign for each. A pattern may be
+a list: one of them has to fit. `{NAME}` in a pattern is replaced by that part, `{TEXT}` by the sign's own text. `shared = 'name'` takes the
+signs of that name from another file, with what stands beside it in place of theirs. What exceptions mean (`*.meanings.toml`) is written in
+the same way, with fields of its own.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from ddpdoctor.base.log_signs import LogSign
 
 PARTS: Final = "parts"
+SIGN: Final = "sign"
 OWN_TEXT: Final = "{TEXT}"
 _PART: Final = re.compile(r"\{[A-Z][A-Z0-9_]*\}")
 
+PATTERNS: Final = ("pattern", "begins", "code")
+"""The fields that are regular expressions, whatever a file's tables tell of."""
+
 Table = dict[str, Any]
+T = TypeVar("T")
 
 
 class SignFileError(ValueError):
@@ -54,7 +60,7 @@ def read_tables(text: str, name: str) -> dict[str, Any]:
 
 
 def parse_sign_tables(
-    content: Mapping[str, Any], name: str, parts: Mapping[str, str] | None = None
+    content: Mapping[str, Any], name: str, parts: Mapping[str, str] | None = None, noun: str = SIGN
 ) -> dict[str, list[Table]]:
     """Take a file's content as lists of tables, one for each key, with the parts of patterns put in.
 
@@ -62,6 +68,7 @@ def parse_sign_tables(
         content: of the file, as `read_tables` gives it.
         name: what errors call it.
         parts: parts of patterns beside the file's own.
+        noun: what errors call a table.
 
     Raises:
         SignFileError: it holds something else than lists of tables.
@@ -73,7 +80,7 @@ def parse_sign_tables(
     except ValueError as error:
         raise SignFileError(f"{name}: {error}") from error
     return {
-        key: [_with_parts(table, known, f"{name}: {key}, sign {number}") for number, table in enumerate(listed, 1)]
+        key: [_with_parts(table, known, f"{name}: {key}, {noun} {number}") for number, table in enumerate(listed, 1)]
         for key, listed in tables.items()
     }
 
@@ -94,25 +101,63 @@ def make_signs(
 
     What is wrong is a `SignFileError`, which says in which sign, and how.
     """
+    return make_rows(content, name, lambda table, place: _signs_of_table(table, place, shared or {}), parts)
+
+
+def make_rows(
+    content: Mapping[str, Any],
+    name: str,
+    make: Callable[[Table, str], Iterable[T]],
+    parts: Mapping[str, str] | None = None,
+    noun: str = SIGN,
+) -> dict[str, tuple[T, ...]]:
+    """Make what the tables of a file stand for, by their key.
+
+    Args:
+        content: of the file, as `read_tables` gives it.
+        name: what errors call it.
+        make: makes what a table stands for; the second argument is what errors call its place.
+        parts: parts of patterns beside the file's own.
+        noun: what errors call a table.
+    """
     return {
-        slug: tuple(
-            sign
-            for number, table in enumerate(tables, 1)
-            for sign in _signs_of_table(table, f"{name}: {slug}, sign {number}", shared or {})
+        key: tuple(
+            row for number, table in enumerate(tables, 1) for row in make(table, f"{name}: {key}, {noun} {number}")
         )
-        for slug, tables in parse_sign_tables(content, name, parts).items()
+        for key, tables in parse_sign_tables(content, name, parts, noun).items()
     }
 
 
+def make_row(table: Table, kind: type[T], place: str) -> T:
+    """Make the one thing of that kind that a table stands for.
+
+    Raises:
+        SignFileError: a field is missing or wrong, or no regular expression.
+    """
+    try:
+        row = msgspec.convert(table, kind)
+    except msgspec.ValidationError as error:
+        raise SignFileError(f"{place}: {error}") from error
+    for field in PATTERNS:
+        try:
+            re.compile(getattr(row, field, ""))
+        except re.error as error:
+            raise SignFileError(f"{place}: its {field} is no regular expression: {error}") from error
+    return row
+
+
 def _with_parts(table: Table, parts: Mapping[str, str], place: str) -> Table:
-    pattern = table.get("pattern")
-    if not isinstance(pattern, str):
-        return table
     known = {OWN_TEXT: OWN_TEXT, **{f"{{{name}}}": part for name, part in parts.items()}}
-    missing = [part for part in _PART.findall(pattern) if part not in known]
-    if missing:
-        raise SignFileError(f"{place}: its pattern has {missing[0]}, which [{PARTS}] hasn't")
-    return {**table, "pattern": _PART.sub(lambda part: known[part[0]], pattern)}
+    filled = dict(table)
+    for field in PATTERNS:
+        pattern = table.get(field)
+        if isinstance(pattern, list) and all(isinstance(alternative, str) for alternative in pattern):
+            pattern = "|".join(pattern)
+        if isinstance(pattern, str):
+            if missing := [part for part in _PART.findall(pattern) if part not in known]:
+                raise SignFileError(f"{place}: its {field} has {missing[0]}, which [{PARTS}] hasn't")
+            filled[field] = _PART.sub(lambda part: known[part[0]], pattern)
+    return filled
 
 
 def _signs_of_table(table: Table, place: str, shared: Mapping[str, list[Table]]) -> list[LogSign]:
@@ -133,18 +178,9 @@ def _expand(table: Table, place: str) -> list[LogSign]:
     texts, nears = (
         value if isinstance(value, list) else [value] for value in (table.get("text", ""), table.get("near", ""))
     )
-    try:
-        signs = [msgspec.convert({**table, "text": text, "near": near}, LogSign) for near in nears for text in texts]
-        signs = [
-            msgspec.structs.replace(sign, pattern=sign.pattern.replace(OWN_TEXT, re.escape(sign.text)))
-            for sign in signs
-        ]
-        for sign in signs:
-            re.compile(sign.pattern)
-    except msgspec.ValidationError as error:
-        raise SignFileError(f"{place}: {error}") from error
-    except re.error as error:
-        raise SignFileError(f"{place}: its pattern is no regular expression: {error}") from error
+    signs = [make_row({**table, "text": text, "near": near}, LogSign, place) for near in nears for text in texts]
     if not all(sign.text for sign in signs):
         raise SignFileError(f"{place}: it has no text")
-    return signs
+    return [
+        msgspec.structs.replace(sign, pattern=sign.pattern.replace(OWN_TEXT, re.escape(sign.text))) for sign in signs
+    ]

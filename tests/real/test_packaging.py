@@ -77,11 +77,14 @@ def test_wheel_holds_data_and_no_tests(wheel: Path) -> None:
     assert {"ddpdoctor/checks/index.json", "ddpdoctor/checks/log_signs.json"} <= set(names)
     assert "ddpdoctor/probes/target_python/inquiry.py" in names
     assert not any(name.startswith(("tests/", "checks/", "fixtures/")) for name in names)
-    written = {f"ddpdoctor/{path.relative_to(ROOT)}" for path in (ROOT / "checks").rglob("*.signs.toml")}
+    written = {f"ddpdoctor/{path.relative_to(ROOT)}" for path in (ROOT / "checks").rglob("*.toml")}
     assert len(written) > 40
     assert written <= set(names)
-    on_disk = {f"ddpdoctor/{path.relative_to(ROOT / 'ddpdoctor')}" for path in (ROOT / "ddpdoctor").rglob("*.py")}
-    assert on_disk <= set(names), "a module is missing in pyproject's list of packages"
+    package = ROOT / "ddpdoctor"
+    on_disk = {
+        f"ddpdoctor/{path.relative_to(package)}" for kind in ("py", "json") for path in package.rglob(f"*.{kind}")
+    }
+    assert on_disk <= set(names), "a module or a table is missing in pyproject's lists"
 
 
 def test_checks_refuse_to_be_imported_by_another_name() -> None:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ddpdoctor.checks.catalogue import all_checks
+from ddpdoctor.logs.analyze.error_meanings import packaged_meanings
 from ddpdoctor.logs.match.line_judge import MAX_LINE_BYTES
 from tests.support.command import ROOT
 
@@ -137,6 +138,9 @@ def collected() -> tuple[list[Expression], list[str]]:
             Expression(f"log sign of {check.slug}", re.compile(sign.pattern), "search", MAX_LINE_BYTES)
             for sign in signs
         ]
+    for meaning in packaged_meanings():
+        found.append(Expression(f"meaning of {meaning.cause[:40]}", re.compile(meaning.begins), "match"))
+        found.append(Expression(f"meaning of {meaning.cause[:40]}", re.compile(meaning.code), "search"))
     return list(
         {(one.compiled.pattern, one.compiled.flags, one.method): one for one in reversed(found)}.values()
     ), unevaluated

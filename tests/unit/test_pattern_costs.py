@@ -17,6 +17,7 @@ NOT_IN_THE_SOURCE = {
     "ddpdoctor/checkpoints/kinds/text_kinds.py: words": "words of titles, in which nothing is repeated",
     "ddpdoctor/engine/registry.py: sign.pattern": "of the signs of the checks, which are among the expressions",
     "ddpdoctor/knowledge/cuda_stack.py: pattern": "a name of packages that ends in digits, from its callers",
+    "ddpdoctor/logs/analyze/error_meanings.py: text": "of the meanings, which are among the expressions",
 }
 
 

@@ -1,4 +1,4 @@
-"""Log signs as people write them, and what is said of a file that can't be read."""
+"""Log signs, and what exceptions mean, as people write them, and what is said of a file that can't be read."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from ddpdoctor.base.findings import Fix
 from ddpdoctor.base.log_signs import HEALTHY_RUNS, LogSign, SignRole
 from ddpdoctor.base.sign_files import SignFileError, make_signs, parse_sign_tables, read_tables
 from ddpdoctor.checks.catalogue import all_checks, packaged_signs
-from tests.log_sign_files import read_all
+from ddpdoctor.logs.analyze.error_meanings import Meaning, packaged_meanings
+from tests.log_sign_files import make_meanings, read_all, read_meanings
 
 WRITTEN = """
 [parts]
@@ -93,3 +95,71 @@ def test_a_slug_has_its_signs_in_one_file(tmp_path: Path) -> None:
 def test_what_the_program_reads_is_what_the_files_say_of_checks_that_there_are() -> None:
     assert packaged_signs() == read_all(), "run: python -m tests.regenerate"
     assert set(packaged_signs()) - {HEALTHY_RUNS} <= {check.slug for check in all_checks()}
+
+
+MEANING = """
+[parts]
+LITRES = '(?P<litres>\\d+) l'
+
+[[meaning]]
+begins = ['{LITRES} spilt', 'Spilt: {1,2}(?P<what>\\w+)']
+exception = "SpiltError"
+code = 'pour'
+cause = "{litres} l of {what}: {} is no name"
+fixes = [{ text = "Wipe it up", commands = ["wipe {what}"] }, { text = "Or leave it" }]
+source = "kitchen 1: floor.c"
+"""
+
+
+def parse_meanings(text: str) -> dict[str, tuple[Meaning, ...]]:
+    return make_meanings(read_tables(text, "kitchen"), "kitchen")
+
+
+def test_a_meaning_has_patterns_parts_and_fixes() -> None:
+    assert parse_meanings(MEANING)["meaning"] == (
+        Meaning(
+            begins=r"(?P<litres>\d+) l spilt|Spilt: {1,2}(?P<what>\w+)",
+            exception="SpiltError",
+            code="pour",
+            cause="{litres} l of {what}: {} is no name",
+            fixes=(Fix("Wipe it up", ("wipe {what}",)), Fix("Or leave it")),
+            source="kitchen 1: floor.c",
+        ),
+    )
+
+
+SPILT = MEANING[MEANING.index("[[meaning]]") :]
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (MEANING.replace("source", "sauce"), "Object contains unknown field `sauce`"),
+        (MEANING.replace('cause = "', 'cause = ""  # "'), "litres is not both a group"),
+        (MEANING.replace("of {what}", "of {who}"), "who is not both a group"),
+        (MEANING.replace("commands", "comands"), "a fix has no field comands"),
+        (MEANING.replace("'pour'", "'('"), "its code is no regular expression: missing )"),
+        (MEANING.replace("LITRES}", "PINTS}"), "its begins has {PINTS}, which [parts] hasn't"),
+        ('[[meaning]]\nbegins = "x?"\ncause = ""\nfixes = []\nsource = ""', "any message begins so"),
+        ('[[meaning]]\ncause = ""\nfixes = []', "Object missing required field `source`"),
+    ],
+)
+def test_a_wrong_meaning_is_refused_with_the_place_and_the_reason(text: str, error: str) -> None:
+    with pytest.raises(SignFileError) as refused:
+        parse_meanings(text)
+    assert str(refused.value).startswith(f"kitchen: meaning, number 1: {error}")
+
+
+def test_no_two_meanings_are_for_the_same_words() -> None:
+    with pytest.raises(SignFileError, match=r"SpiltError pour' has 2 meanings"):
+        parse_meanings(MEANING + SPILT)
+
+
+def test_what_the_program_reads_is_what_the_file_of_meanings_says() -> None:
+    assert packaged_meanings() == read_meanings()["meaning"], "run: python -m tests.regenerate"
+
+
+def test_each_meaning_has_a_cause_a_fix_and_a_source() -> None:
+    assert [
+        meaning for meaning in packaged_meanings() if not (meaning.cause and meaning.fixes and meaning.source)
+    ] == []
