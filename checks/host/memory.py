@@ -9,7 +9,7 @@ from typing import Final
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.lazy_patterns import compile_lazily
-from ddpdoctor.base.text import GIB, MIB, ago, human, plural
+from ddpdoctor.base.text import GIB, MIB, ago, capital, human, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known, known_or
 from ddpdoctor.checks.log_check import log_check
 from ddpdoctor.engine.log_traits import Particulars
@@ -92,7 +92,48 @@ def _raise_limit(container: Maybe[Container], environment: Maybe[Environment], w
     return Fix("Run in a scope of your own with a higher limit", (scope,))
 
 
-@check("memory-low", severity=FAIL, owner=Owner.UNKNOWN, judges=(Subject.NEXT_JOB,))
+_HARDLY_ANY_HOST_HAS: Final = 1024 * GIB
+_UNITS: Final = {"KiB": 1024, "MiB": MIB, "GiB": GIB, "TiB": 1024 * GIB, "PiB": 1024**2 * GIB, "EiB": 1024**3 * GIB}
+
+
+def _one_request(seen: Sequence[SignMatch], log: Log) -> Particulars:
+    """Tell how much was asked for at once: one array of many GiB is mostly one of a wrong shape, or data that were to be read piece by piece."""
+    size, _, unit = word(seen, "size").partition(" ")
+    wanted = int(float(size) * _UNITS[unit]) if size else int(word(seen, "bytes") or 0)
+    if wanted < GIB:
+        return Particulars()
+    shape = word(seen, "shape")
+    what = f"one array of {human(wanted)}{f', shape {shape}' if shape else ''}"
+    absurd = wanted >= _HARDLY_ANY_HOST_HAS
+    return Particulars(
+        f"{capital(what)}, was asked for" + (", which hardly any host has: most likely its shape is wrong" if absurd else ", more than the host had left"),
+        (
+            Fix(
+                "Look at the line of the script that makes it, and compare its shape with what you expect: a size, a box or an index that was read "
+                "or computed wrongly, or a damaged file, gives such a one"
+            ),
+            *(() if absurd else (_IN_PIECES,)),
+        ),
+        "An array is made whole, in one piece: it needs that much beside everything else that is in memory, and many operations (a copy, "
+        "concatenate, a cast to float64) make a second one.",
+        of_everybody=True,
+    )  # fmt: skip
+
+
+_IN_PIECES: Final = Fix(
+    "If it is to be so large: map the file in the place of reading it (np.load(file, mmap_mode='r')), work on pieces, or take a smaller type; and "
+    "see how much is free on that host, and whether there is a limit",
+    ("free -g; ulimit -v",),
+)
+
+
+@check(
+    "memory-low",
+    severity=FAIL,
+    owner=Owner.UNKNOWN,
+    judges=(Subject.NEXT_JOB,),
+    log=LogTraits(particulars=_one_request),
+)
 def memory_low(machine: Machine, gpus: Maybe[Gpus], plan: Plan) -> Iterator[Finding]:
     """The host has too little free memory for these ranks.
 

@@ -32,6 +32,10 @@ OF_GRID_ENGINE: Final = (
     "Grid Engine ended the job: its time was up",
     Fix(MORE_TIME, ("qsub -l h_rt=48:00:00 job.sh",)),
 )
+_BY_NEPTUNE: Final = (
+    "Somebody ended the run in Neptune's web application",
+    Fix("Ask the others of the project in Neptune, if it wasn't you"),
+)
 ENDED_BY: Final = {
     "walltime": ("PBS ended the job: its time was up", Fix(MORE_TIME, ("qsub -l walltime=48:00:00 job.sh",))),
     "cput": ("PBS ended the job: its time on the CPUs was up", Fix(MORE_TIME, ("qsub -l cput=480:00:00 job.sh",))),
@@ -56,6 +60,8 @@ ENDED_BY: Final = {
         "The cloud took the machine back: it was one of the spot market",
         Fix("Let the script save a checkpoint as the notice comes, and start again elsewhere"),
     ),
+    "stop signal": _BY_NEPTUNE,
+    "abort signal": _BY_NEPTUNE,
     "KILLED": (
         "OAR killed the job: its walltime was reached, somebody deleted it, or it was a besteffort job whose nodes were taken",
         Fix(

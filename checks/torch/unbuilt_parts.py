@@ -86,11 +86,35 @@ def _left_half_done(seen: Sequence[SignMatch]) -> Particulars | None:
     )  # fmt: skip
 
 
+_NEEDS_GLIBC: Final = compile_lazily(r"not found \(required by (?P<by>/[^()\n]{1,1000})\)")
+
+
+def _for_newer_system(seen: Sequence[SignMatch]) -> Particulars | None:
+    """Tell of a compiled file that was built on a newer system: its C library can't be installed beside the old one."""
+    wanted = word(seen, "wanted")
+    named = next((found for match in seen if (found := _NEEDS_GLIBC.search(match.line.text))), None)
+    if not wanted.startswith("GLIBC_") or named is None:
+        return None
+    by = named["by"]
+    return Particulars(
+        f"{by.rpartition('/')[2]} was built for a newer system: it needs {wanted}, and this system's C library is older",
+        (
+            Fix("See which C library the system has", ("ldd --version | head -n 1",)),
+            Fix(
+                "Build the package here from its source, or take a release of it whose wheel is for older systems (manylinux2014 needs glibc 2.17), "
+                "or run in a container with a newer system; the C library itself can't be exchanged by pip or conda"
+            ),
+        ),
+        f"{by} was compiled where glibc was newer; a program works with the glibc that it was built with, or a newer one.",
+        of_everybody=True,
+    )
+
+
 def which_part(seen: Sequence[SignMatch], log: Log) -> Particulars:
     """Tell of a compiled part that isn't there from one that doesn't fit."""
     python, package, part = python_of(log), word(seen, "package"), word(seen, "part")
     if not package:
-        return _without_cuda(seen, python) or _left_half_done(seen) or Particulars()
+        return _for_newer_system(seen) or _without_cuda(seen, python) or _left_half_done(seen) or Particulars()
     fixes: tuple[Fix, ...]
     if package.lower() == _XFORMERS:
         summary = "xFormers was installed without kernels for CUDA that fit this torch"
