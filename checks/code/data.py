@@ -75,12 +75,16 @@ def user_label_out_of_range(log: Log, seen: Sequence[SignMatch]) -> Finding:
 
 _SCALE: Final = compile_lazily(r"(?<![\d.e-])(\d[\d.e-]*)$")
 _COLLAPSED: Final = 0.1
+MANY: Final = 20
+"""Batches that were left out; single ones are of a few bad samples."""
 _NO_STEP: Final = compile_lazily(r"(?i)\b(?:nan|inf)\b(?!\W*(?:iterations|0\b))|skipped iterations: +[1-9]|overflow")
 """In the line of a step: a figure that is no number, or that the step was left out."""
 
 
 def _trains_on(one: SignMatch, log: Log) -> bool:
     """Whether steps go on behind it whose loss is a number: one batch alone was bad, or the loss is a sum, for which the scale settles low."""
+    if skipped := one.words.get("skipped"):
+        return one.times < MANY or not any(skipped in last.line.text for last in log.last)
     scale = _SCALE.search(one.words.get("scale", ""))
     if log.steps is None or (scale is not None and float(scale[1]) < _COLLAPSED):
         return False
@@ -121,6 +125,8 @@ def _how_it_shows(seen: Sequence[SignMatch], function: str) -> str:
         return "The gradients overflow in fp16 at any loss scale: the loss diverged or became NaN"
     if word(seen, "sampled"):
         return "The model's output is NaN or infinite: its weights may have become NaN in training"
+    if word(seen, "skipped"):
+        return "One batch after the other is left out: its loss or its gradients are NaN or infinite"
     if word(seen, "norm"):
         return "The gradients became NaN"
     return "The loss became infinite" if all("infinite" in match.words for match in seen) else "The loss became NaN"

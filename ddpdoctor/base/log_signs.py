@@ -37,6 +37,7 @@ class LogSign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     refutes: texts of the same check's signs that are about something else, or were got over, where this one stands in the log, too.
     refutes_earlier: only those before it.
     alone: it only passes on what another one says, and nothing else in its line counts; of a message of healthy runs.
+    starts_run: of a message of healthy runs: what starts runs says so once, as it starts one.
     source: where the text comes from, and so was verified: "torch 2.13.0: torch/csrc/distributed/c10d/socket.cpp", "made to happen
     with torch 2.13.0", "nccl 2.30: bootstrap.cc".
     """
@@ -53,6 +54,7 @@ class LogSign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     refutes: tuple[str, ...] = ()
     refutes_earlier: bool = False
     alone: bool = False
+    starts_run: bool = False
     source: str = ""
 
 

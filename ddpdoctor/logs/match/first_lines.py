@@ -24,7 +24,7 @@ NEAR: Final = 10
 MAX_HITS: Final = 1000
 """A line of whose words others have so many begins no run."""
 _FIGURES: Final = re.compile(r"\d+")
-_TELLING: Final = re.compile(r"[^\d]{12,200}")
+_TELLING: Final = re.compile(r"[^\d]{10,200}")
 """A part of a line without figures, long enough to be found by."""
 
 
@@ -45,7 +45,7 @@ class FirstLines:
         for text in texts[:FIRST]:
             part = max(_TELLING.findall(text), key=len, default="").strip()
             if (
-                len(part) >= 12
+                len(part) >= 10
                 and sum(map(str.isalpha, part)) >= LETTERS
                 and not text[:1].isspace()
                 and not _is_of_traceback(text)

@@ -241,6 +241,8 @@ class GatheredLog:
 
     def harmless(self, text: LogSign, line: LogLine) -> HealthyMessage:
         """Count a message of healthy runs."""
+        if text.starts_run:
+            self._run_ends.start(line)
         known = self._noise.setdefault(text.text, HealthyMessage(Noise(text.text, text.why, 0, line)))
         known.times += 1
         return known

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import Final
 
@@ -44,19 +45,26 @@ class ProgressBars:
                 self._begun[int(most[1])] = number
 
     def ran_since(self, line: int, latest: Iterable[LogLine]) -> float:
-        """Tell for how many seconds a bar of work has run that began behind that line, by the latest lines of the file; 0.0 without one.
+        """Tell for how many seconds bars of work have run behind that line, by the latest lines of the file: one that began there, or one
+        after the other, as for each epoch, and of the first of them, that may have begun before, only what it went on.
 
         Args:
             line: its number.
             latest: the last lines of the file.
         """
-        longest = 0.0
+        ran: defaultdict[int, float] = defaultdict(float)
+        shown: dict[int, tuple[float, str]] = {}
         for one in latest:
+            if one.number <= line or _MOVES_FILES.search(one.text):
+                continue
             for bar in _BAR.finditer(one.text):
-                begun = self._begun.get(int(bar["most"]), 0)
-                if line < begun <= one.number and not _MOVES_FILES.search(one.text):
-                    longest = max(longest, _seconds(bar))
-        return longest
+                most, seconds, name = int(bar["most"]), _seconds(bar), one.text[: bar.start()].partition("|")[0]
+                began = line < self._begun.get(most, 0) <= one.number
+                before, its_name = shown.get(most, (0.0 if began else seconds, name))
+                is_next = seconds < before or (seconds == before and name != its_name)
+                ran[most] += seconds - (0.0 if is_next else before)
+                shown[most] = seconds, name
+        return max(ran.values(), default=0.0)
 
 
 def _seconds(bar: re.Match[str]) -> float:

@@ -24,6 +24,7 @@ from ddpdoctor.logs.match.first_lines import FirstLines
 from ddpdoctor.logs.match.global_ranks import has_year
 from ddpdoctor.logs.match.progress_bars import ProgressBars
 from ddpdoctor.logs.parse.exits import SHELL
+from ddpdoctor.logs.parse.timestamps import seconds_of
 
 MAX_ENDS: Final = 4096
 MOST_HELD_BACK: Final = 4 * 8192
@@ -36,6 +37,7 @@ MAX_UNSURE: Final = 64
 AT_ONCE: Final = 4
 """Lines behind an end within which the file begins again where somebody starts the next run at once."""
 TWICE: Final = 2
+FAR_MORE: Final = 4
 MIN_LINES: Final = 10
 """Behind the last beginning; fewer may be those of another rank, which waits for those that are gone."""
 LASTING: Final = 120.0
@@ -60,8 +62,13 @@ _REFUSED: Final = re.compile(
 _STEP: Final = re.compile(
     r"(?i).*\b(?:step|iter|iteration|epoch|batch|update|train|training|test|val|validation|eval|evaluation)\b.{0,20}?\d"
 )
+_NEVER_HELD_BACK: Final = re.compile(r"wandb: |.{0,80}?\b\d{1,3}%\|.{0,200}?\[\d")
+"""What goes to stderr, which has no buffer: wandb's words, and bars."""
 _GIVES_UP: Final = re.compile(r"(?i)\bgiv(?:e|es|en|ing) up\b|\bafter \d+ (?:attempts|tries|retries)\b")
-_JOB: Final = re.compile(r"\*\*\* (?:STEP|JOB) (\d{1,12})(?!\d)[^*]{0,200} CANCELLED AT ")
+_STEP_OF_JOB: Final = re.compile(r"\bStepId=(\d{1,12})(?!\d)")
+_JOB: Final = re.compile(
+    r"\*\*\* (?:STEP|JOB) (\d{1,12})(?!\d)[^*]{0,200} CANCELLED AT (?:(?P<date>\d{4}-\d\d-\d\d)T(?P<clock>\d\d:\d\d:\d\d)(?P<part>))?"
+)
 
 
 class RunEnd(NamedTuple):
@@ -98,6 +105,8 @@ class RunEnds:
     _first: int = 0
     """The number of the first line that is sought again."""
     _bars: ProgressBars = field(default_factory=ProgressBars)
+    _started: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_ENDS))
+    """The numbers of lines by which somebody started a run."""
 
     def begins_again(self, first: FirstLines, bars: ProgressBars) -> None:
         """Take note of where the file begins, and of its progress bars."""
@@ -107,6 +116,10 @@ class RunEnds:
     def meet(self, launchers: Collection[str], ranks: int) -> None:
         """Take note of whose lines there are so far."""
         self._alone = ranks < 2 and STARTS_NO_RANKS.issuperset(launchers)
+
+    def start(self, line: LogLine) -> None:
+        """Take note of a line by which somebody starts a run."""
+        self._started.append(line.number)
 
     def raise_(self, raised: LoggedException) -> None:
         """Take note of an exception."""
@@ -131,7 +144,7 @@ class RunEnds:
         """Take note of the end of a process."""
         number = exited.line.number
         if (job := _JOB.search(exited.line.text)) and not may_start_again(exited):
-            self._add(RunEnd(number, number, alone=False, job=job[1]))
+            self._add(RunEnd(number, number, alone=False, job=job[1], time=seconds_of(job) if job["clock"] else None))
         elif exited.said_by == SAYS_IT_LAST and exited.exit_code and not exited.told_to:
             self._add(RunEnd(number, number, alone=False, time=exited.line.time))
         elif exited.said_by == SHELL and exited.exit_code:
@@ -143,7 +156,9 @@ class RunEnds:
         if _REFUSED.match(line.text):
             self._add(RunEnd(number, number, silent=True, early=True, words=line.text))
             return
-        self._unsure.append(RunEnd(number, number, sure=False, time=line.time))
+        step = _STEP_OF_JOB.search(line.text)
+        job = step[1] if step else ""
+        self._unsure.append(RunEnd(number, number, alone=not job, sure=False, time=line.time, job=job))
 
     def _add(self, end: RunEnd) -> None:
         if len(self._ends) < MAX_ENDS:
@@ -160,6 +175,8 @@ class RunEnds:
             latest: the last lines of the file.
             trains: the step behind which many others stand.
         """
+        first = min((end.over for end in [*self._ends, *self._unsure]), default=file.lines)
+        yield from (number - 1 for number in self._started if number > first)
         begun = self._begun_by_somebody()
         known = sorted(end for end in [*self._ends, *self._unsure] if self._alone or not end.alone)
         at_once = self._begun_at_once(known, file, latest, trains)
@@ -168,7 +185,10 @@ class RunEnds:
         ends = [
             end
             for end in known
-            if end.sure or end in at_once or (end in latest_words and _begins_behind(end, None, begun))
+            if end.sure
+            or end in at_once
+            or (end in latest_words and _begins_behind(end, None, begun))
+            or any(end.job and later.job not in ("", end.job) for later in known if later > end)
         ]
         for end, later in zip_longest(ends, ends[1:]):
             # A launcher has ended all of its ranks before, who can't flush what they have held back.
@@ -183,14 +203,18 @@ class RunEnds:
                 continue  # A process may crash as it is taken down, and is told to end when its job is.
             elif end.early and later.sure and later.words not in ("", end.words):
                 yield end.over
+            elif end.job and later.job:
+                yield min(end.over + LINES_OF_A_MESSAGE, later.began - 1)
             elif end.sure and later.began - end.over > LINES_OF_ANOTHER_RUN:
                 yield end.over + LINES_OF_ANOTHER_RUN
-        if not self._alone and not ends and self._ends:
+        last = max(self._ends, default=None)
+        if not self._alone and last and last.alone:
             # A rank's, of a job whose launcher says nothing.
-            last = max(self._ends)
             begins = _first_between(last, None, self._again)
             if begins and self._lasts(last, latest):
                 yield begins.number - 1
+            elif trains and trains.number > last.over and file.lines - last.over > FAR_MORE * _held_back(latest):
+                yield last.over + LINES_OF_ANOTHER_RUN
 
     def _begun_at_once(
         self, ends: Sequence[RunEnd], file: LogFile, latest: Sequence[LogLine], trains: LogLine | None
@@ -214,17 +238,21 @@ class RunEnds:
         """Whether another run follows the last end."""
         begins = _first_between(end, None, self._again)
         again = begins is not None
+        trained = trains is not None and trains.number > end.over
+        if trains and trains.time and end.time and not end.alone and trains.time - end.time >= LASTING:
+            return trained  # Its launcher, or Slurm, had ended all ranks before.
         if end.job:
             # Ranks may write for long until Slurm has ended them.
             return again
-        held_back = MOST_HELD_BACK * len(latest) / max(1, sum(len(line.text) + 1 for line in latest))
-        trained = trains is not None and trains.number > end.over
+        held_back = _held_back(latest)
+        if begins and trained and _NEVER_HELD_BACK.match(begins.text):
+            # Ranks of one job are at the same step: who writes so much more is of another one.
+            before = end.over - max((line.number for line in self._begun if line.number < end.began), default=0)
+            return file.lines - begins.number > TWICE * before
         if file.lines - end.over > held_back and (end.silent or trained):
             return True
         if begins and file.lines - begins.number > held_back:
             return True
-        if trains and trains.time and end.time and not end.alone and trains.time - end.time >= LASTING:
-            return trained  # Its launcher had ended all ranks before.
         bars = sum(map(bool, map(_BAR.match, {line.text for line in latest if line.number > end.over})))
         # Progress bars are never held back; where the file begins again, too, they aren't another rank's.
         if again and (bars >= BARS or self._lasts(end, latest)):
@@ -250,6 +278,11 @@ class RunEnds:
         apart = [later - time for (_, time), (_, later) in pairwise(clocked)]
         even = len(apart) > 1 and max(apart) <= EVEN * min(apart)
         return [] if even else clocked
+
+
+def _held_back(latest: Sequence[LogLine]) -> float:
+    """Estimate by a file's last lines how many of them Python may have held back."""
+    return MOST_HELD_BACK * len(latest) / max(1, sum(len(line.text) + 1 for line in latest))
 
 
 def _begins_behind(end: RunEnd, later: RunEnd | None, begun: Sequence[tuple[LogLine, float]]) -> LogLine | None:

@@ -336,3 +336,64 @@ def test_deepspeed_says_itself_that_a_run_failed() -> None:
     )
     verdict = verdict_of(read(launched(10, HELD_BACK + failed) + launched(20, HELD_BACK)), catalogue())
     assert (verdict.lead, len(verdict.elsewhere)) == (None, 1)
+
+
+FLUSHED = "Loading checkpoint shards: 100%|##########| 4/4 [00:05<00:00,  1.3s/it]\nMap: 100%|#######| 52002/52002 [00:12<00:00, 4100.1 examples/s]\n"
+
+
+def test_first_lines_that_are_never_held_back_begin_a_run_of_more_steps_than_the_one_that_failed() -> None:
+    failed = FLUSHED + run("KeyError: 'a'")
+    longer = run("", steps=30).partition("Traceback")[0]
+    verdict = verdict_of(read(failed + FLUSHED + longer), catalogue())
+    assert (verdict.raised, len(verdict.elsewhere)) == (None, 1)
+    # A rank that has come as far, or one that says nothing at its start.
+    for behind in (FLUSHED + run("", steps=8).partition("Traceback")[0], PLAIN + longer, longer):
+        assert judged(failed + behind) == ("'a'", [])
+
+
+def test_bars_one_after_the_other_are_another_runs_where_the_file_begins_again() -> None:
+    def epochs(count: int, seconds: int = 40) -> str:
+        return "".join(f"Epoch {epoch}: 100%|###| 391/391 [00:{seconds}<00:00,  9.7it/s]\n" for epoch in range(count))
+
+    failed = PLAIN + epochs(1) + run("KeyError: 'a'")
+    assert verdict_of(read(failed + PLAIN + epochs(6)), catalogue()).raised is None
+    for behind in (PLAIN + epochs(3), PLAIN + epochs(1) * 9, epochs(6)):
+        assert judged(failed + behind) == ("'a'", [])
+
+
+@pytest.mark.parametrize(
+    "starts",
+    [
+        "wandb: Agent Starting Run: e5f6a7b8 with config:\n",
+        "Sender: LSF System <lsfadmin@host1>\n",
+        "nohup: ignoring input\n",
+    ],
+)
+def test_what_starts_runs_says_so(starts: str) -> None:
+    trained = run("", steps=2).partition("Traceback")[0]
+    verdict = verdict_of(read(starts + run("KeyError: 'a'") + starts + trained), catalogue())
+    assert (verdict.raised, len(verdict.elsewhere)) == (None, 1)
+    assert judged(starts * 2 + run("KeyError: 'a'") + trained) == ("'a'", [])
+
+
+def of_slurm(job: int, hour: int, words: str = "DUE TO TIME LIMIT ") -> str:
+    return f"slurmstepd: error: *** JOB {job} ON gpu041 CANCELLED AT 2026-03-01T{hour}:30:01 {words}***\n"
+
+
+def test_steps_long_after_slurm_has_ended_a_job_are_another_ones() -> None:
+    at = "".join(
+        f"0: [2026-03-01 {{}}:00:{second}] epoch 0 step {second} loss 2.{second}\n" for second in range(10, 20)
+    )
+    ended = at.format(*["10"] * 10) + of_slurm(812345, 10)
+    assert verdict_of(read(ended + at.format(*["12"] * 10)), catalogue()).suspects == ()
+    assert verdict_of(read(ended + at.format(*["10"] * 10)), catalogue()).suspects[0].slug == "stopped-from-outside"
+
+
+def test_slurms_words_on_another_job_leave_the_one_before_alone() -> None:
+    at = "0: [2026-03-01 {}:00:10] epoch 0 step 1 loss 2.1\n"
+    memory = "slurmstepd: error: Detected 1 oom_kill event in StepId=812345.0. Some of the step tasks have been OOM Killed.\n"
+    steps = at.format(10) * 3
+    other = verdict_of(read(steps + memory + at.format(14) * 9 + of_slurm(812399, 14)), catalogue())
+    assert other.suspects[0].slug == "stopped-from-outside"
+    same = verdict_of(read(steps + memory + at.format(10) * 9 + of_slurm(812345, 10, "")), catalogue())
+    assert same.suspects[0].slug == "host-oom-killed"
