@@ -339,6 +339,11 @@ def package_of(path: str) -> str:
     return found["name"] if found else ""
 
 
+def script_of(raised: LoggedException) -> str:
+    """Return the path of the script that was started, which is the outermost one of a traceback; "" where its frames don't tell."""
+    return next((frame.path for frame in raised.frames if not library_of(frame.path)), "")
+
+
 def library_of(path: str) -> str:
     """Name the package that a file is of, wherever it lies, `PYTHON` for its own modules; "" for a file of nobody's package."""
     if not is_of_library(path):

@@ -27,7 +27,16 @@ from ddpdoctor.logs.analyze.suspects import MAX_SUSPECTS, EvidencePosition, Rank
 from ddpdoctor.logs.analyze.suspects import Suspect as Suspect
 from ddpdoctor.logs.analyze.timeline import Timeline, says_much
 from ddpdoctor.logs.analyze.timeouts import hypotheses
-from ddpdoctor.logs.exceptions import NAMED, exception_in, is_alike, is_cut, is_of_launcher, is_ordinary, kind_of
+from ddpdoctor.logs.exceptions import (
+    NAMED,
+    exception_in,
+    is_alike,
+    is_cut,
+    is_of_launcher,
+    is_ordinary,
+    kind_of,
+    script_of,
+)
 from ddpdoctor.logs.launch_failures import TERMINATIONS, ends_the_run, programs_missing
 from ddpdoctor.logs.parse.exits import RAY_TRAIN
 
@@ -109,10 +118,29 @@ def verdict_of(log: Log, catalogue: Catalogue) -> LogVerdict:
     if len(found) > 1 and last.outcome is RunOutcome.NOTHING:
         last = msgspec.structs.replace(last, ended_well=True)
     else:
-        last = next((log_verdict for log_verdict in reversed(found) if _names_cause(log_verdict, catalogue)), last)
+        causes = [log_verdict for log_verdict in reversed(found) if _names_cause(log_verdict, catalogue)]
+        last = next(iter(causes), last)
+        for earlier in causes[1:]:
+            if misses_what_it_was_to_make(last, earlier):
+                last = earlier
     return msgspec.structs.replace(
         last, elsewhere=tuple(log_verdict for log_verdict in found if log_verdict.attempt != last.attempt)
     )
+
+
+_PRODUCT: Final = compile_lazily(
+    r"(?i)\[Errno 2\] No such file or directory: .{0,4000}(?:checkpoint|ckpt|weights|models?\b|outputs?\b|results?\b|\.(?:pth?|safetensors|bin)\b)"
+)
+"""A file, or a folder, that a training makes."""
+
+
+def misses_what_it_was_to_make(verdict: LogVerdict, earlier: LogVerdict) -> bool:
+    """Whether a run found no file of a kind that trainings make, and an earlier one of another script, which may have been to make it, had failed."""
+    raised = verdict.raised
+    if raised is None or not _PRODUCT.match(raised.message) or earlier.outcome is RunOutcome.STOPPED:
+        return False
+    script = script_of(raised)
+    return bool(script) and earlier.raised is not None and script_of(earlier.raised) not in ("", script)
 
 
 def _names_cause(verdict: LogVerdict, catalogue: Catalogue) -> bool:

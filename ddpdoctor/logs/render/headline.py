@@ -9,7 +9,7 @@ from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.log import Log, LoggedException
 from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.logs.analyze.script_errors import BlamedCode, fault_of, module_missing, raiser_of, server_unreached
-from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome
+from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, misses_what_it_was_to_make
 from ddpdoctor.logs.diagnosis import HostVerdict, LogJudgement
 from ddpdoctor.logs.exceptions import is_cut
 from ddpdoctor.logs.launch_failures import gives_up
@@ -164,7 +164,11 @@ def _of_attempts(judgement: LogJudgement) -> str:
     kind = "run" if judgement.log.ended else "attempt"
     is_first = min(others) > verdict.attempt
     which = f"the first of {count} {kind}s" if is_first else f"{kind} {verdict.attempt + 1} of {count}"
-    return f"; that was {which}, and those behind it name no cause"
+    behind = [log_verdict for log_verdict in verdict.elsewhere if log_verdict.attempt > verdict.attempt]
+    missed = any(misses_what_it_was_to_make(log_verdict, verdict) for log_verdict in behind)
+    return (
+        f"; that was {which}, and those behind it {'lack what it should have written' if missed else 'name no cause'}"
+    )
 
 
 # --- the end ----------------------------------------------------------------------------------------------------------------

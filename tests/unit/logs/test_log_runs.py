@@ -397,3 +397,18 @@ def test_slurms_words_on_another_job_leave_the_one_before_alone() -> None:
     assert other.suspects[0].slug == "stopped-from-outside"
     same = verdict_of(read(steps + memory + at.format(10) * 9 + of_slurm(812345, 10, "")), catalogue())
     assert same.suspects[0].slug == "host-oom-killed"
+
+
+def test_a_script_that_lacks_what_an_earlier_one_was_to_write_leads_back_to_that() -> None:
+    def stage(script: str, error: str) -> str:
+        return run(error, frames=f'  File "/w/{script}.py", line 30, in <module>\n    main()\n')
+
+    lacks = "FileNotFoundError: [Errno 2] No such file or directory: '/w/base_checkpoints'"
+    verdict = verdict_of(
+        read(stage("train", "KeyError: 'a'") + stage("tune", lacks) + stage("rate", lacks)), catalogue()
+    )
+    assert (verdict.raised and verdict.raised.message, verdict.attempt, len(verdict.elsewhere)) == ("'a'", 0, 2)
+    # The same script again, or a file that no training makes, is another matter.
+    assert judged(stage("train", "KeyError: 'a'") + stage("train", lacks))[0].startswith("[Errno 2]")
+    other = lacks.replace("base_checkpoints", "config.yaml")
+    assert judged(stage("train", "KeyError: 'a'") + stage("tune", other))[0].startswith("[Errno 2]")
