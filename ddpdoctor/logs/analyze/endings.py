@@ -132,13 +132,13 @@ def only(exits: Iterable[ProcessExit]) -> ProcessExit | None:
 
 
 def with_signal(
-    within: Sequence[SignMatch], exited: ProcessExit, others: Sequence[ProcessExit], catalogue: Catalogue, *, lost: bool
+    within: Sequence[SignMatch], exited: ProcessExit, others: Sequence[ProcessExit], catalogue: Catalogue
 ) -> list[SignMatch]:
     """The signs in a launcher's words on a process, with hints at what its signal speaks for, where nothing names an illness.
-    others: all ends that the log tells of. lost: other ranks say that they lost one, which has an illness of its own."""
+    others: all ends that the log tells of."""
     known = {match.slug for match in within}
     signal = signal_of(exited)
-    told = exited.told_to or (signal == KILL and (lost or _cancelled(exited, others)))
+    told = exited.told_to or (signal == KILL and _cancelled(exited, others))
     if told or any(match.role is SignRole.NAMES for match in within):
         return list(within)
     rank = exited.line.rank if exited.line.rank is not None else exited.rank
@@ -158,9 +158,9 @@ def _checks_of(signal: int, catalogue: Catalogue) -> tuple[Check, ...]:
 
 
 def _cancelled(exited: ProcessExit, others: Sequence[ProcessExit]) -> bool:
-    """Whether Slurm ended all processes: whom it kills then, it killed itself."""
-    of_slurm = [end for end in others if exited.said_by == end.said_by == "srun"]
-    return any(end.exit_code is None and "oom" not in end.error for end in of_slurm)
+    """Whether Slurm had ended all processes before: whom it kills then, it killed itself."""
+    before = [end for end in others if exited.said_by == end.said_by == "srun" and end.line.order < exited.line.order]
+    return any(end.exit_code is None and "oom" not in end.error for end in before)
 
 
 # --- processes that ended before the others, with threads that still ran ------------------------------------------------

@@ -164,7 +164,6 @@ def failures_of(log: Log, catalogue: Catalogue) -> list[Failure]:
             taken.add(id(hint))
     ended: list[Failure] = []
     exits = endings(log)
-    lost = any(match.role is SignRole.EFFECT for match in real)
     for exited in exits:
         told = [process_exit for process_exit in log.exited if same_process(process_exit, exited)]
         within = [
@@ -173,7 +172,7 @@ def failures_of(log: Log, catalogue: Catalogue) -> list[Failure]:
             if id(match) not in taken and any(_is_about(match.line, process_exit, log.exited) for process_exit in told)
         ]
         taken.update(map(id, within))
-        within = with_early_end(with_signal(within, exited, exits, catalogue, lost=lost), exited, log, catalogue)
+        within = with_early_end(with_signal(within, exited, exits, catalogue), exited, log, catalogue)
         ended.append(_failure(catalogue, exited.line, within, exited=exited))
     alone = (match for match in real if id(match) not in taken)
     said = [

@@ -1,4 +1,4 @@
-"""torchrun's table of the ranks that failed, and mpirun's few lines, put together from the lines of one stream."""
+"""torchrun's table of the ranks that failed, and mpirun's few lines or wrapped sentence, put together from the lines of one stream."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.facts.log import LogLine, ProcessExit
+from ddpdoctor.logs.parse.exits import NOTICED, SIGNALLED, exits_said
 from ddpdoctor.logs.parse.timestamps import COLLECTED, seconds_of
 from ddpdoctor.logs.parse.tracebacks import IN_A_TABLE
 
@@ -20,6 +21,8 @@ BEGINNINGS: Final = (
     "Process name: [prterun-",
     "MPI_ABORT was invoked on rank ",
     " (local_rank: ",
+    NOTICED,
+    " RUNNING AT ",
 )
 _OF_OLD: Final = ("Root Cause:", "Other Failures:")
 """Titles of torch 1.9, which other texts may have, too."""
@@ -35,6 +38,11 @@ _CODE: Final = re.compile(r"(?P<code>-?\d+) \(pid: (?P<pid>\d+)\)(?:\s+\((?P<sig
 _MPI: Final = re.compile(
     r"\s*(?:Process name: \[(?:\[[^\]]*\]|prterun-[^\],]*),(?P<rank>\d+)\]|MPI_ABORT was invoked on rank (?P<aborts>\d+)\b)"
 )
+_SENTENCE: Final = re.compile(
+    r"\w{1,20} noticed that process rank \d+ (?!.{0,300}\bon signal \d)|=\s+(?:RANK \d+ )?PID \d+ RUNNING AT "
+)
+"""One that goes on below: Open MPI breaks it where the line is full, Hydra puts how it ended behind who it was."""
+_MAX_LINES_OF_SENTENCE: Final = 2
 _MPI_CODE: Final = re.compile(r"\s*(?:Exit code: +|with errorcode )(?P<code>-?\d+)")
 _ALIGNED: Final = "  rank      : "
 _MAX_LINES: Final = 2000
@@ -49,7 +57,7 @@ def begins(line: LogLine) -> bool:
     return (
         text in ("Failures:", *_OF_OLD)
         or text.startswith("Root Cause (first observed failure):")
-        or bool(_MPI.match(line.text))
+        or bool(_MPI.match(line.text) or _SENTENCE.match(line.text))
         or is_cut(line)
     )
 
@@ -71,6 +79,7 @@ class ExitTable:
         self._lines = 0
         found = _MPI.match(began.text)
         self._mpi = found["rank"] or found["aborts"] if found else ""
+        self._said = began.text if _SENTENCE.match(began.text) else ""
         self._aborts = bool(found and found["aborts"])
         self._of_old = began.text.strip() in _OF_OLD
         self._told = False
@@ -96,6 +105,8 @@ class ExitTable:
     def add(self, line: LogLine) -> ProcessExit | None:
         """Take the next line of the stream; return an entry once it is whole."""
         self._lines += 1
+        if self._said:
+            return self._sentence(line)
         if self._mpi:
             return self._mpi_code(line)
         text = line.text
@@ -129,6 +140,13 @@ class ExitTable:
         if self._mpi:
             return self._of_mpirun(self._line)
         return self._entry(is_cut=self._first and not self._told)
+
+    def _sentence(self, line: LogLine) -> ProcessExit | None:
+        self._said = f"{self._said} {line.text.strip()}"
+        whole = msgspec.structs.replace(self._line, text=self._said)
+        ended = next((end for literal in (NOTICED, SIGNALLED) for end in exits_said(literal, whole)), None)
+        self.over = ended is not None or self._lines >= _MAX_LINES_OF_SENTENCE
+        return ended
 
     def _mpi_code(self, line: LogLine) -> ProcessExit | None:
         found = _MPI_CODE.match(line.text)

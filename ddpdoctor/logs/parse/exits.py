@@ -28,8 +28,10 @@ RAY_TRAIN: Final = "Ray Train"
 SHELL: Final = "shell"
 ANYBODY: Final = "the log"
 """Who tells of a code that no launcher's form has."""
-_NOTICED: Final = " noticed that process rank "
+NOTICED: Final = " noticed that process rank "
 """mpirun only tells of the first."""
+SIGNALLED: Final = "KILLED BY SIGNAL: "
+"""Hydra's, which stands below who it was."""
 
 
 class _Form(NamedTuple):
@@ -113,7 +115,7 @@ def _exits(form: _Form, words: dict[str, str | None], line: LogLine) -> Iterator
             host=hosts[place] if len(hosts) == len(ranks) else hosts[0] if len(hosts) == 1 else "",
             pid=int(pid) if pid and int(pid) else None,
             time=line.time,
-            first=form.literal == _NOTICED and exit_code is not None and -exit_code not in TERMINATIONS,
+            first=form.literal == NOTICED and exit_code is not None and -exit_code not in TERMINATIONS,
             told_to=form.literal in _ITS_OWN_DOING,
             error=(words.get("error") or "").strip() or (f"Signal {number or signal}" if number or signal else ""),
         )

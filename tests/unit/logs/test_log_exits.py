@@ -53,7 +53,10 @@ def only(text: str) -> ProcessExit:
         ("ml   llama-master-0  0/2     CrashLoopBackOff   8          2m32s", "kubernetes", None, None, None, "llama-master-0", None),
         ("application called MPI_Abort(MPI_COMM_WORLD, 5) - process 3", "mpiexec", 5, 3, None, "", None),
         ("YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)", "mpiexec", -9, None, None, "", None),
-        ("=   KILLED BY SIGNAL: 11 (Segmentation fault)", "mpiexec", -11, None, None, "", None),
+        ("=   RANK 3 PID 4711 RUNNING AT n1\n=   KILLED BY SIGNAL: 11 (Segmentation fault)", "mpiexec", -11, 3, None, "n1", 4711),
+        ("=   PID 4711 RUNNING AT n1\n=   KILLED BY SIGNAL: 9 (Killed)", "mpiexec", -9, None, None, "n1", 4711),
+        ("prterun noticed that process rank 3 with PID 4711 on node n1 exited on\nsignal 9 (Killed).", "mpirun", -9, 3, None, "n1", 4711),
+        ("prterun noticed that process rank 1 with PID 2550555\non node n1 exited on signal 9 (Killed)", "mpirun", -9, 1, None, "n1", 2550555),
         ("[node7:4711:0:4712] Caught signal 7 (Bus error: nonexistent physical address)", "UCX", -7, None, None, "node7", 4711),
         ("ERROR:composer.cli.launcher:Rank 3 crashed with exit code -9.", "composer", -9, 3, None, "", None),
         ("resources failed: container failed with non-zero exit code: 137 (exit code 137)", "determined", 137, None, None, "", None),
@@ -65,7 +68,7 @@ def only(text: str) -> ProcessExit:
         ("llama-worker-1   0/1   Init:Error   0   1m", "kubernetes", None, None, None, "llama-worker-1", None),
     ],
 )  # fmt: skip
-def test_a_line_of_a_launcher_is_the_end_of_a_process(
+def test_a_line_or_sentence_of_a_launcher_is_the_end_of_a_process(
     line: str, said_by: str, exit_code: int | None, rank: int | None, local_rank: int | None, host: str, pid: int | None
 ) -> None:
     found = only(line)

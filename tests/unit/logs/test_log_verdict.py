@@ -148,7 +148,7 @@ def test_a_rank_killed_without_a_word_leads_before_those_that_lost_it() -> None:
     assert lead_rank(found) == 2
     assert found.exited is not None
     assert found.exited.exit_code == -9
-    assert slugs(found) == ["peer-rank-crashed"]
+    assert slugs(found) == ["host-oom-killed"]
 
 
 def test_who_was_told_to_end_is_no_culprit() -> None:
