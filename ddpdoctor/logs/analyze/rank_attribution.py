@@ -16,7 +16,7 @@ from ddpdoctor.logs.analyze.illness_traits import names_speaker
 from ddpdoctor.logs.analyze.order import lead_of
 from ddpdoctor.logs.analyze.rules import LogRule
 from ddpdoctor.logs.analyze.timeline import Timeline
-from ddpdoctor.logs.exceptions import NAMED, is_of_launcher, is_within_launcher
+from ddpdoctor.logs.exceptions import NAMED, is_alike, is_of_launcher, is_within_launcher
 from ddpdoctor.logs.parse.labels import names_process, process_of
 
 OF_ITS_OWN: Final = "mp.spawn"
@@ -338,3 +338,30 @@ def silent_ranks(course: Timeline) -> tuple[int, ...]:
         set(range(len(everybody) - len(silent), len(everybody))),
     )
     return tuple(sorted(silent)) if told and (few or len(silent) < len(told)) and not of_a_node else ()
+
+
+def ranks_alike(lead: Failure, own: Sequence[Failure], course: Timeline) -> tuple[int, ...]:
+    """List the ranks that failed in the same way in the same moment, the lead's among them: which of them is read first says nothing."""
+    alike = (other.rank for other in own if other is lead or _fail_alike(lead, other, course))
+    ranks = sorted({rank for rank in alike if rank is not None})
+    return tuple(ranks) if len(ranks) > 1 and lead.rank in ranks else ()
+
+
+def _fail_alike(lead: Failure, other: Failure, course: Timeline) -> bool:
+    if course.clearly_before(lead, other) or course.clearly_before(other, lead):
+        return False
+    if lead.raised and other.raised:
+        return is_alike(lead.raised, other.raised)
+    one, end = lead.exited, other.exited
+    if one is None or end is None or one.first or end.first or end.told_to:
+        return False
+    return (one.said_by, one.exit_code) == (end.said_by, end.exit_code)
+
+
+def count_alike(lead: Failure, course: Timeline) -> int:
+    """Count the equal tracebacks without labels, where there are as many as processes whose end is told: all ranks raised it. Else 0."""
+    if lead.raised is None or lead.rank is not None:
+        return 0
+    alike = (raised for raised in course.log.raised if raised.line.rank is None and is_alike(raised, lead.raised))
+    times = sum(raised.times for raised in alike)
+    return times if 1 < times == len(course.ends) and times >= (course.log.world_size or 0) else 0

@@ -18,9 +18,17 @@ from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.logs.analyze.attempts import attempts_of
 from ddpdoctor.logs.analyze.endings import signal_of
 from ddpdoctor.logs.analyze.failures import Failure, FailureKind, failures_of
-from ddpdoctor.logs.analyze.illness_traits import is_grave, is_of_host, is_of_network
+from ddpdoctor.logs.analyze.illness_traits import is_about_others, is_grave, is_of_host, is_of_network
 from ddpdoctor.logs.analyze.order import MERE_HINT, lead_of, weight
-from ddpdoctor.logs.analyze.rank_attribution import RankEvidence, attribute, exit_of, own_exit, silent_ranks
+from ddpdoctor.logs.analyze.rank_attribution import (
+    RankEvidence,
+    attribute,
+    count_alike,
+    exit_of,
+    own_exit,
+    ranks_alike,
+    silent_ranks,
+)
 from ddpdoctor.logs.analyze.script_errors import is_surely_the_scripts, program_that_failed
 from ddpdoctor.logs.analyze.survival import ended_well, got_over, merely_said, survived
 from ddpdoctor.logs.analyze.suspects import MAX_SUSPECTS, EvidencePosition, Ranked, beside, chosen, ranked_suspects
@@ -102,6 +110,12 @@ class LogVerdict(msgspec.Struct, frozen=True, kw_only=True):
     the first of them, if there is one."""
     evidence: tuple[RankEvidence, ...] = ()
     """What tells of which rank the lead is."""
+    alike: tuple[int, ...] = ()
+    """Several ranks that failed as the lead did, in the same moment, its own among them."""
+    all_alike: int = 0
+    """The number of all ranks, where each raised the same and no label tells which is whose."""
+    notices: bool = False
+    """The likeliest illness lies between ranks: the lead may only be the one that tells of it."""
     attempt: int = 0
     """Of a launcher that started the ranks again: the one that this is the verdict on, from 0."""
     elsewhere: tuple[LogVerdict, ...] = ()
@@ -206,6 +220,9 @@ def _of_attempt(log: Log, catalogue: Catalogue) -> LogVerdict:
         raised=lead.raised,
         exited=own_exit(lead, course) or exit_of(lead, course),
         effects=effects,
+        alike=ranks_alike(lead, own, course),
+        all_alike=count_alike(lead, course),
+        notices=bool(suspects) and is_about_others(catalogue, suspects[0].slug),
         also=also,
         others=_others(lead, own, course),
         said=_said_before(course, lead) if (lead.exited or lead.raises(is_cut)) and not lead.signs else (),

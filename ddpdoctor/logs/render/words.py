@@ -9,7 +9,7 @@ import msgspec
 
 from ddpdoctor.base.grouping import grouped
 from ddpdoctor.base.log_signs import SignRole
-from ddpdoctor.base.text import clip_middle, one_line, ranks_named, signal_name, without_capital
+from ddpdoctor.base.text import capital, clip_middle, one_line, ranks_named, signal_name, without_capital
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.log import Log, LogFile, LogFrame, LoggedException, LogLine, Noise, ProcessExit
 from ddpdoctor.knowledge.frameworks import is_of_framework
@@ -81,21 +81,40 @@ def first_rank_and_host(verdict: LogVerdict) -> tuple[int | None, str]:
 
 
 def who_first(log: Log, verdict: LogVerdict) -> str:
-    """ "Rank 3 on node7 failed first, at 02:13:07"; where no label tells who, the place in the log."""
+    """ "Rank 3 on node7 failed first, at 02:13:07", "Ranks 0-7 failed alike"; where no label tells who, the place in the log."""
     lead, exited = verdict.lead, verdict.exited
     if lead is None:
         return "It failed"
     rank, host = first_rank_and_host(verdict)
     on = f" on {one_line(host)}" if host else ""
     at = f", at {clock(lead.time + log.ahead)}" if lead.time is not None and not lead.lent else ""
+    if many := _failed_alike(verdict):
+        on = on if _all_there(log, verdict, host) else ""
+        return f"{many}{on} {'tell of it' if verdict.notices else 'failed'} alike{at}"
     if rank is not None:
-        return f"Rank {rank}{on} failed first{at}"
+        return f"Rank {rank}{on} {'tells of it' if verdict.notices else 'failed'} first{at}"
     at = at or f" ({place(log, lead)})"
     local = exited.local_rank if exited and exited.local_rank is not None else lead.local_rank
     if local is not None:
         return f"Local rank {local}{on} failed first{at}"
     is_last = log.ended and verdict.elsewhere and verdict.elsewhere[-1].attempt < verdict.attempt
     return f"The last run failed{on}{at}" if is_last else f"The first failure{on}{at}"
+
+
+def _failed_alike(verdict: LogVerdict) -> str:
+    """ "Ranks 0-7", "All 4 ranks"; "" where one failed first, as far as is known."""
+    if verdict.alike or not verdict.all_alike:
+        return capital(ranks_named(verdict.alike)) if verdict.alike else ""
+    return "Both ranks" if verdict.all_alike == 2 else f"All {verdict.all_alike} ranks"
+
+
+def _all_there(log: Log, verdict: LogVerdict, host: str) -> bool:
+    """Whether all who failed alike are on that host: each of them is said to be, or the log knows of no other one."""
+    said = {(raised.line.rank, raised.line.host) for raised in log.raised}
+    said |= {(ended.rank, ended.host) for ended in log.exited}
+    there = {rank for rank, named in said if named == host}
+    others = {*log.hosts, *(named for _, named in said)} - {host, ""}
+    return not others or (bool(verdict.alike) and there.issuperset(verdict.alike))
 
 
 def first_words(verdict: LogVerdict) -> str:
