@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from ddpdoctor.base.findings import INFO, WARN, Finding, Fix, Owner
+from ddpdoctor.base.log_signs import SignRole
 from ddpdoctor.base.text import capital, listed, ranks_named, without_capital
 from ddpdoctor.checks.hang.hang_check import hang_check
+from ddpdoctor.engine.log_traits import LogTraits, Particulars
 from ddpdoctor.facts.hang import Hang
+from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.hang.evidence import (
     describe_lags,
     group_lags,
@@ -150,7 +154,15 @@ def _how_they_differ(found: HangVerdict, hang: Hang) -> str:
     return f"{alone}{groups}{timeout_words(hang)}".strip()
 
 
-@hang_check("rank-fell-behind", HangCause.BEHIND, owner=Owner.UNKNOWN)
+def _who_never_came(seen: Sequence[SignMatch], log: Log) -> Particulars:
+    """The ranks that the others' words name, where they had compared all."""
+    told = " ".join(match.words.get("ranks", "") for match in seen if match.role is SignRole.NAMES)
+    ranks = [int(number) for number in re.findall(r"\d+", told)]
+    never = f"{capital(ranks_named(ranks))} never came to the collective in which the others wait" if ranks else ""
+    return Particulars(summary=never, of_everybody=bool(ranks))
+
+
+@hang_check("rank-fell-behind", HangCause.BEHIND, owner=Owner.UNKNOWN, log=LogTraits(particulars=_who_never_came))
 def rank_fell_behind(found: HangVerdict, hang: Hang) -> Finding:
     """A rank has not called the collective in which the others wait, or has not done what they have finished.
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from ddpdoctor.base.findings import FAIL, Finding, Owner, Severity
+from ddpdoctor.engine.log_traits import PLAIN_SIGNS, LogTraits
 from ddpdoctor.engine.registry import Predicate, check, derived_check
 from ddpdoctor.facts.hang import Hang
 from ddpdoctor.hang.certainty import severity_of
@@ -18,7 +19,7 @@ FindingOfVerdict = Callable[[HangVerdict, Hang], Finding]
 
 
 def hang_check(
-    slug: str, cause: HangCause, *, owner: Owner, severity: Severity = FAIL
+    slug: str, cause: HangCause, *, owner: Owner, severity: Severity = FAIL, log: LogTraits = PLAIN_SIGNS
 ) -> Callable[[FindingOfVerdict], FindingOfVerdict]:
     """Register a check that is made of what a function makes of the verdict, where that is of this cause.
 
@@ -31,7 +32,7 @@ def hang_check(
 
         return predicate
 
-    return derived_check(check(slug, owner=owner, severity=severity, stands_for=(cause,)), predicate_of)
+    return derived_check(check(slug, owner=owner, severity=severity, stands_for=(cause,), log=log), predicate_of)
 
 
 def findings_of(hang: Hang, cause: HangCause, finding_of: FindingOfVerdict) -> Iterator[Finding]:

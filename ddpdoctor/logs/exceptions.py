@@ -64,9 +64,9 @@ RAISED_WITHIN: Final = " raised:"
 
 _OF_PEERS: Final = compile_lazily(
     r"Connection (?:was )?(?:closed|reset) by (?:remote )?peer|Broken pipe|ncclRemoteError|remote process exit"
-    r"|got 0 bytes|Watchdog caught|[Tt]imed out waiting|Socket Timeout|was aborted|NCCL communicator was aborted"
+    r"|CheckpointException ranks:|got 0 bytes|Watchdog caught|[Tt]imed out waiting|Socket Timeout|was aborted|NCCL communicator was aborted"
 )
-"""How a rank says that another one went away, or never came."""
+"""How a rank says that another one went away, never came, or failed in what they save together."""
 
 _TOLD_ABOVE: Final = compile_lazily(
     r"(?i)\b(?:see|check|look|read|refer)\b.{0,60}\b(?:above|further up)\b(?: for| to see| to find)?(?: the| its)?(?: actual| original| real| root| underlying)?"

@@ -216,7 +216,9 @@ def _of_who_says_the_same(failure: Failure, course: Timeline) -> ProcessExit | N
 
 
 def _announced(failure: Failure, course: Timeline) -> ProcessExit | None:
-    """Find the launcher's line just before a traceback that it prints for one of its processes; not that it ends another one."""
+    """Find the launcher's line just before a traceback that it prints for one of its processes; not that it ends another one, or its next line."""
+    if failure.exited:
+        return None
     began = failure.began
     before = (end for end in course.log.exited if end.line.file == began.file and not end.told_to)
     return next((end for end in before if 0 < began.number - end.line.number <= MAX_LINES_TO_TRACEBACK), None)
@@ -233,7 +235,8 @@ def _said_by(line: LogLine, heard: Sequence[LogLine]) -> int | None:
 
 def _only_exit(failure: Failure, course: Timeline) -> ProcessExit | None:
     """Attribute a line to the rank that failed first, says its launcher, unless it may have been another's victim."""
-    if any(loss.line.rank is None and loss.line.local_rank is None for loss in _losses(course)):
+    losses = (loss.line for loss in _losses(course) if _may_share_host(loss.line.host, failure))
+    if any(loss.rank is None and loss.local_rank is None for loss in losses):
         return None
     # NCCL's own lines, whose process is known, say nothing of whether others' are labelled.
     heard = {
@@ -250,9 +253,15 @@ def _only_exit(failure: Failure, course: Timeline) -> ProcessExit | None:
         for end in course.ends
         if signal_of(end) in signals
         and not end.told_to
+        and (_may_share_host(end.host, failure) or _may_share_host(end.line.host, failure))
         and (end.rank not in heard if end.rank is not None else end.local_rank is not None and heard <= {None})
     ]
     return next((process_exit for process_exit in own if process_exit.first), only(own))
+
+
+def _may_share_host(host: str, failure: Failure) -> bool:
+    """Whether it is the failure's host, as far as labels tell."""
+    return "" in (host, failure.line.host) or host == failure.line.host
 
 
 def _of_the_only_process(failure: Failure, course: Timeline) -> ProcessExit | None:

@@ -274,7 +274,8 @@ class LineJudge:
             unannounced = is_headless or stream.follows_an_exception
             before = [] if unannounced else self._texts_before(spot, line)
             # A heading counts as the line of whom it names.
-            heading = rank_of_heading(self.labelled(next(spot.above(), b"")).text)
+            texts = (line.text, self.labelled(next(spot.above(), b"")).text)
+            heading = next((rank for rank in map(rank_of_heading, texts) if rank is not None), None)
             if before and chains(before[0]):
                 stream.follows_on(line, self._gathered)
                 heading = stream.heading if heading is None else heading

@@ -81,18 +81,20 @@ class LogStream:
         return msgspec.structs.replace(line, time=self.time, lent=True)
 
     def headed_by(self, rank: int | None, line: LogLine) -> LogLine:
-        """Give the line of a traceback that a rank's heading stands above that rank."""
+        """Give the line of a traceback that a rank's heading stands above that rank, though another one shows it."""
         self.heading = rank
-        if rank is None or line.rank is not None:
+        if rank is None or line.rank == rank:
             return line
-        return msgspec.structs.replace(line, rank=rank, host="" if names_process(line.host) else line.host)
+        shown = line.rank is not None or names_process(line.host)
+        return msgspec.structs.replace(line, rank=rank, local_rank=None, host="" if shown else line.host)
 
     def go_on(self, line: LogLine, gathered: GatheredLog) -> tuple[LogLine, bool]:
         """Take the next line; return it with its table's rank, and whether a traceback or table takes it for its own."""
         for wanting in self.wanting:
             wanting.append(line)
         self.wanting = [wanting for wanting in self.wanting if len(wanting) < NEIGHBOURS]
-        line = self.headed_by(self.heading if self.open or self.raised else None, line)
+        headed = self.open or (self.raised and line.rank is None)
+        line = self.headed_by(self.heading if headed else None, line)
         mine = self.table is not None
         if self.table:
             line = self._table(self.table, line, gathered)

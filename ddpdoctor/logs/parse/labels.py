@@ -135,8 +135,11 @@ def _labels(style: Style) -> dict[str, list[tuple[re.Pattern[str], _Label]]]:
     }
 
 
-_HEADING: Final = re.compile(r"\[Rank (?P<rank>\d{1,6})(?:, \d{1,6}){0,4096}\]:?\s*$")
-"""Ray Train's, above the error of a worker, or of several that are alike."""
+_HEADING: Final = re.compile(
+    rf"(?:\[Rank |{re.escape(HEADER)}: \(RANK )(?P<rank>\d{{1,6}})(?:(?:, \d{{1,6}}){{0,4096}}\]:?|\))\s*$"
+)
+"""Ray Train's, above the error of a worker, or of several that are alike; and the first line of what torch.distributed.checkpoint shows of another
+rank's."""
 _ROOT_CAUSE: Final = "Root Cause (first observed failure):"
 _CLOCK: Final = r"(?:\d\d(?:\d\d)?-\d\d(?:-\d\d)?[ T])?\d\d:\d\d:\d\d(?:[.,]\d{1,6})?"
 _BRACKETED: Final = r"\[(?!rank\d)[^\[\] ]{1,60}\]"

@@ -10,9 +10,10 @@ from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.log import Log
 from ddpdoctor.logs.diagnosis import judge_log
 from ddpdoctor.logs.render.document import log_document
+from ddpdoctor.logs.render.headline import headline
 from ddpdoctor.logs.render.json_report import log_report
 from ddpdoctor.report.terminal import text_of
-from tests.support.logs_by_hand import log, raised, read
+from tests.support.logs_by_hand import log, raised, read, seen
 
 VALUE = raised("ValueError", "bad literal", number=10, rank=1)
 INDEX = raised("IndexError", "list index out of range", number=20, rank=3)
@@ -42,7 +43,7 @@ def test_links_of_one_chain_are_one_error() -> None:
     first = msgspec.structs.replace(raised("HTTPError", "401 Client Error", number=12, rank=1), chained=True)
     torn = msgspec.structs.replace(raised("HTTPError", "401 Client Error", number=15, rank=3), own=None, frames=())
     text = shown(log(first, torn, *below))
-    assert "Rank 1 failed first" in text
+    assert "Ranks 1 and 3 failed alike" in text
     assert "raised its own" not in text
     assert "Ranks 1 and 3 raised HTTPError" in text
     assert "raised its own: IndexError" in shown(log(first, torn, *below, INDEX))
@@ -75,3 +76,22 @@ def test_the_process_that_mp_spawn_names_is_a_rank() -> None:
         f"Traceback (most recent call last):\n{frame}RuntimeError: bad\n"
     )
     assert "Rank 1 failed first" in shown(read(text))
+
+
+def test_ranks_that_raise_the_same_in_one_moment_failed_alike() -> None:
+    alike = msgspec.structs.replace(VALUE, line=msgspec.structs.replace(INDEX.line, number=21))
+    assert headline(judge_log(log(VALUE, alike, LOST), catalogue())).startswith("Ranks 1 and 3 failed alike")
+    times = [
+        msgspec.structs.replace(one, line=msgspec.structs.replace(one.line, time=at))
+        for one, at in ((VALUE, 60.0), (alike, 240.0))
+    ]
+    assert headline(judge_log(log(*times, LOST), catalogue())).startswith("Rank 1 failed first")
+
+
+def test_a_rank_may_only_tell_of_what_lies_between_ranks() -> None:
+    told = raised("RuntimeError", "Rank 3 failed to pass monitoredBarrier in 5000 ms", number=10, rank=0)
+    sign = seen("rank-fell-behind", number=10, rank=0, words={"ranks": "3"})
+    assert (
+        headline(judge_log(log(told, sign), catalogue()))
+        == "Rank 0 tells of it first: rank 3 never came to the collective in which the others wait"
+    )
