@@ -101,7 +101,7 @@ def test_of_ranks_that_srun_lists_together_none_was_first() -> None:
     for ranks in ("8-15", "8"):
         log = read(text + f"srun: error: node2: task{'s' * ('-' in ranks)} {ranks}: Segmentation fault\n")
         said = headline(judge_log(log, catalogue()))
-        assert ("Rank 8 on node2" if ranks == "8" else "The first failure on node2") in said
+        assert ("Rank 8 on node2" if ranks == "8" else "Ranks 8-15 on node2 failed alike") in said
 
 
 def test_whoever_repeats_nccls_words_has_said_them() -> None:
