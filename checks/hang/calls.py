@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Final
 
 from ddpdoctor.base.findings import INFO, WARN, Finding, Fix, Owner
 from ddpdoctor.base.log_signs import SignRole
@@ -37,6 +38,7 @@ from ddpdoctor.hang.rank_states import RankActivity
 from ddpdoctor.hang.verdict import HangVerdict
 from ddpdoctor.knowledge.hang_causes import HangCause
 from ddpdoctor.knowledge.torch_frames import FORWARD, PlaceKind, file_line
+from ddpdoctor.logs.analyze.sightings import word
 
 
 @hang_check("uneven-inputs", HangCause.UNEVEN, owner=Owner.USER)
@@ -270,7 +272,24 @@ def _gather_dumps(silent: Sequence[int], hang: Hang) -> Fix:
     return Fix(f"Gather the dump of {numbers_named(silent, hang)}, from its host. {why}", (KILLED_LINES,))
 
 
-@hang_check("nccl-watchdog-timeout", HangCause.TIMED_OUT, owner=Owner.UNKNOWN)
+_OF_MONITOR: Final = ("Heartbeat monitor", "got stuck", "watchdog hang", "monitor thread")
+"""In signs of the thread that watches over the watchdog."""
+
+
+def _stuck_watchdog(seen: Sequence[SignMatch], log: Log) -> Particulars:
+    """Tell a watchdog that hangs itself from one that ends a rank for its wait."""
+    if not all(any(words in match.sign for words in _OF_MONITOR) for match in seen):
+        return Particulars()
+    seconds = word(seen, "seconds")
+    return Particulars(
+        f"NCCL's watchdog itself hung{f' for {seconds} seconds' if seconds else ''} (TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC):"
+        " a call of CUDA or NCCL didn't return, or a thread held Python's GIL"
+    )
+
+
+@hang_check(
+    "nccl-watchdog-timeout", HangCause.TIMED_OUT, owner=Owner.UNKNOWN, log=LogTraits(particulars=_stuck_watchdog)
+)
 def nccl_watchdog_timeout(found: HangVerdict, hang: Hang) -> Finding:
     """A collective of NCCL has waited until the group's timeout, and the watchdog wrote its dumps.
 

@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.base.grouping import grouped
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.text import listed, plural, ranks_named
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.log import Log, LoggedException, SignMatch
@@ -20,6 +21,11 @@ STEP: Final = "torch/autograd/"
 """Through it the backward pass goes, in which DDP averages the gradients."""
 OWN_SIZES: Final = ("ALLTOALL", "SEND", "RECV", "GATHER", "SCATTER")
 """Calls in which ranks may well bring different numbers of elements."""
+SHARES: Final = ("_ALLGATHER_BASE", "_REDUCE_SCATTER_BASE")
+"""Calls of that kind in which they may not: the whole has a share of one size for each rank of the group."""
+OF_TWO: Final = ("SEND", "RECV", "COALESCED", "UNKNOWN")
+"""Calls between two ranks, or several in one that may be such: the group's others have no part in them."""
+_SIZES: Final = compile_lazily(r"NumelIn=(\d+), NumelOut=(\d+)")
 GLOO: Final = "Timed out waiting"
 MOST_CALLS: Final = 3
 """Calls that are named."""
@@ -27,13 +33,14 @@ MOST_CALLS: Final = 3
 
 class Waited(msgspec.Struct, frozen=True):
     """A rank that NCCL's watchdog ended: the number of the call in its group, the call's name, its size where all ranks must bring the
-    same, else "", and where the log says so."""
+    same, else "", and where the log says so. members: how many ranks its group has, where the sizes tell, else 0."""
 
     rank: int
     number: int
     name: str
     size: str
     seen: SignMatch
+    members: int = 0
 
     @property
     def what(self) -> str:
@@ -51,11 +58,12 @@ class Waited(msgspec.Struct, frozen=True):
 
 
 class Hypothesis(msgspec.Struct, frozen=True):
-    """A cause that the comparison speaks for, what it found in a sentence, and the lines that were compared."""
+    """A cause that the comparison speaks for, what it found in a sentence, and the lines that were compared. proven: nothing else explains them."""
 
     cause: HangCause | LogTopic
     why: str
     seen: tuple[SignMatch, ...]
+    proven: bool = False
 
 
 def hypotheses(log: Log, effects: Sequence[SignMatch], catalogue: Catalogue) -> tuple[Hypothesis, ...]:
@@ -65,9 +73,11 @@ def hypotheses(log: Log, effects: Sequence[SignMatch], catalogue: Catalogue) -> 
     if len({match.words["group"] for match in said if match.words.get("group")}) > 1:
         return ()  # The numbers of different groups have nothing to do with each other.
     waited = _waited(said)
+    one_group = _are_of_one_group(waited, said, log)
     return (
-        _different_calls(waited)
+        _different_calls(waited, one_group=one_group)
         or _behind(waited, said)
+        or _ahead(waited, one_group=one_group)
         or _in_earlier_calls(waited)
         or _all_the_same(waited, log)
         or _different_lines(log, effects)
@@ -81,9 +91,18 @@ def _waited(said: Sequence[SignMatch]) -> tuple[Waited, ...]:
     for match in said:
         number, call, rank = match.words.get("number"), match.words.get("call"), match.line.rank
         if number and call and rank is not None:
-            size = "" if any(word in call for word in OWN_SIZES) else match.words.get("size", "")
-            found.setdefault(rank, Waited(rank, int(number), call, size, match))
+            own = call not in SHARES and any(word in call for word in OWN_SIZES)
+            members = _members(match.line.text) if call in SHARES else 0
+            size = "" if own else match.words.get("size", "")
+            found.setdefault(rank, Waited(rank, int(number), call, size, match, members))
     return (*found.values(), *_waited_alike(found, said))
+
+
+def _members(text: str) -> int:
+    """Tell for how many ranks the whole has a share; 0 where the line doesn't say."""
+    found = _SIZES.search(text)
+    few, many = sorted(map(int, found.groups())) if found else (0, 0)
+    return many // few if few else 0
 
 
 def _waited_alike(named: Mapping[int, Waited], said: Iterable[SignMatch]) -> Iterator[Waited]:
@@ -96,10 +115,23 @@ def _waited_alike(named: Mapping[int, Waited], said: Iterable[SignMatch]) -> Ite
             yield msgspec.structs.replace(alike[0][0], rank=rank, seen=match)
 
 
-def _different_calls(waited: Sequence[Waited]) -> tuple[Hypothesis, ...]:
+def _are_of_one_group(waited: Sequence[Waited], said: Iterable[SignMatch], log: Log) -> bool:
+    """Whether it is certain that they waited in one group: each line names it, and it is no other's, or it has room for all ranks."""
+    named = {match.line.rank for match in said if match.words.get("group")}
+    everybody = _count_ranks(waited, log)
+    return all(timeout.rank in named or timeout.members >= everybody for timeout in waited)
+
+
+def _count_ranks(waited: Sequence[Waited], log: Log) -> int:
+    """Count the ranks; where no line tells how many there are, there are all up to the highest that was heard."""
+    heard = {*log.ranks, *(timeout.rank for timeout in waited)}
+    return max(log.world_size or 0, 2, *(rank + 1 for rank in heard))
+
+
+def _different_calls(waited: Sequence[Waited], *, one_group: bool) -> tuple[Hypothesis, ...]:
     """Find ranks that have another call, or another size, at the same number: one of them is wrong."""
     for number in sorted({timeout.number for timeout in waited}):
-        calls = _alike(timeout for timeout in waited if timeout.number == number)
+        calls = _alike(timeout for timeout in waited if timeout.number == number and timeout.name not in OF_TWO)
         if len(calls) > 1:
             (first, *_), *others = calls
             away = [f"{_ranks(some)} in {some[0].what}" for some in others]
@@ -110,7 +142,7 @@ def _different_calls(waited: Sequence[Waited]) -> tuple[Hypothesis, ...]:
             uneven = Hypothesis(
                 HangCause.UNEVEN, f"{why}: one element is what a barrier sends, as after the loop", seen
             )
-            return (Hypothesis(HangCause.DESYNC, why, seen), *((uneven,) if left else ()))
+            return (Hypothesis(HangCause.DESYNC, why, seen, proven=one_group), *((uneven,) if left else ()))
     return ()
 
 
@@ -158,6 +190,20 @@ def _behind(waited: Sequence[Waited], said: Iterable[SignMatch]) -> tuple[Hypoth
     return (Hypothesis(HangCause.BEHIND, why, (*behind.values(), first.seen)),)
 
 
+def _ahead(waited: Sequence[Waited], *, one_group: bool) -> tuple[Hypothesis, ...]:
+    """Find the few ranks that were through with a call in which all the others still waited: to them it was another one, or they left one out."""
+    numbers = sorted({timeout.number for timeout in waited})
+    ahead = [timeout for timeout in waited if timeout.number == numbers[-1]]
+    if not one_group or len(numbers) != 2 or len(ahead) > len(waited) // 4:
+        return ()
+    behind = [timeout for timeout in waited if timeout not in ahead]
+    why = f"{_ranks(ahead)} waited in {ahead[0].call}, and {_ranks(behind)} still in {behind[0].call}"
+    seen = (ahead[0].seen, behind[0].seen)
+    desync = Hypothesis(HangCause.DESYNC, f"{why}: what ends for one doesn't come to an end for the others", seen)
+    uneven = Hypothesis(HangCause.UNEVEN, f"{why}: one has left out a step, or the loop, that the others were in", seen)
+    return (desync, uneven)
+
+
 def _in_earlier_calls(waited: Sequence[Waited]) -> tuple[Hypothesis, ...]:
     """Ranks that still waited in a call that the others had behind them. Where no line names its group it must be a few against many:
     the numbers of two groups would differ, too."""
@@ -174,10 +220,7 @@ def _in_earlier_calls(waited: Sequence[Waited]) -> tuple[Hypothesis, ...]:
 
 def _all_the_same(waited: Sequence[Waited], log: Log) -> tuple[Hypothesis, ...]:
     """Everybody was there: it is the way between them, or a GPU that doesn't come to an end."""
-    # Where no line tells how many there are, there are all up to the highest that was heard.
-    heard = {*log.ranks, *(timeout.rank for timeout in waited)}
-    everybody = max(log.world_size or 0, 2, *(rank + 1 for rank in heard))
-    if len(waited) < everybody or len({timeout.call for timeout in waited}) > 1:
+    if len(waited) < _count_ranks(waited, log) or len({timeout.call for timeout in waited}) > 1:
         return ()
     who, missing = "all {} ranks", "so nobody was missing"
     if not log.world_size:

@@ -480,13 +480,16 @@ def _without_cause(effects: tuple[SignMatch, ...], course: Timeline) -> LogVerdi
     suspects = [
         Suspect(
             slug=course.catalogue.slug_for(hypothesis.cause),
-            sure=False,
+            sure=hypothesis.proven,
             sightings=hypothesis.seen,
             why=hypothesis.why,
             compared=True,
         )
         for hypothesis in hypotheses(log, effects, course.catalogue)
     ]
+    if suspects and suspects[0].sure:
+        lead = suspects[0].sightings[0].line
+        return LogVerdict(outcome=RunOutcome.ILLNESS, suspects=tuple(suspects), lead=lead, effects=effects)
     told = {suspect.slug for suspect in suspects}
     if suspects:
         # That they timed out is what was compared.

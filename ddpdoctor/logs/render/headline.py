@@ -48,6 +48,8 @@ def _told(judgement: LogJudgement) -> str:
     doubt = doubtful(judgement)
     if verdict.ended_well:
         return f"Nothing says that the run failed{f'; {doubt}' if doubt else ', and yet'}: {within(summary)}"
+    if first and first.suspect.compared:
+        return f"{capital(first.suspect.why)}: {within(summary)}"
     if doubt:
         return f"{who}; {doubt}: {within(summary)}"
     if verdict.outcome is RunOutcome.STOPPED:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from ddpdoctor.base.log_signs import SignRole
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.log import Log, LogFile, LogLine, SignMatch
+from ddpdoctor.knowledge.hang_causes import HangCause
 from ddpdoctor.logs.analyze.timeouts import hypotheses
 from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
 from ddpdoctor.logs.diagnosis import judge_log
@@ -32,6 +34,12 @@ def caught(rank: int, number: int = 7, call: str = "ALLREDUCE", size: int = 64, 
     words = {"number": str(number), "call": call, "size": str(size)} | ({"group": group} if group else {})
     line = LogLine(file=0, number=rank + 1, text=f"{CAUGHT}SeqNum={number}, OpType={call}", rank=rank)
     return SignMatch(slug=WATCHDOG, sign=CAUGHT, role=SignRole.EFFECT, line=line, words=words)
+
+
+def shared(rank: int, size: int, whole: int) -> SignMatch:
+    seen = caught(rank, call="_ALLGATHER_BASE", size=size)
+    text = f"{seen.line.text}, NumelIn={size}, NumelOut={whole}"
+    return msgspec.structs.replace(seen, line=msgspec.structs.replace(seen.line, text=text))
 
 
 def dumped(rank: int, enqueued: int) -> SignMatch:
@@ -188,6 +196,33 @@ def test_a_rank_that_nobody_has_heard_of_may_be_missing() -> None:
     assert [catalogue().slug_for(found.cause) for found in hypotheses(log, said, catalogue())] == [WATCHDOG]
 
 
+@pytest.mark.parametrize(
+    ("said", "proven"),
+    [
+        ((caught(0, group="PG 0"), caught(1, call="BROADCAST", group="PG 0")), True),
+        ((caught(0), caught(1, call="BROADCAST", group="PG 0")), False),
+        ((shared(0, 8, 16), shared(1, 4, 8)), True),
+        ((shared(0, 8, 32), shared(1, 4, 16)), True),
+        ((shared(0, 8, 8), shared(1, 4, 4)), False),
+    ],
+)
+def test_different_calls_are_proven_where_all_waited_in_one_group(said: tuple[SignMatch, ...], proven: bool) -> None:
+    log = Log(files=(LogFile(name="run.log"),), ranks=(0, 1), sightings=said)
+    (found,) = hypotheses(log, said, catalogue())
+    assert (found.cause, found.proven) == (HangCause.DESYNC, proven)
+
+
+def test_calls_between_two_ranks_differ_with_good_reason() -> None:
+    said = (caught(0, call="SEND", group="PG 0"), caught(1, call="RECV", group="PG 0"))
+    assert DESYNC not in {slug for slug, _ in told(*said)}
+
+
+def test_another_call_in_the_same_group_is_the_cause() -> None:
+    judgement = judge_log(log_of(LOGS / DESYNC / "sick-watchdog-other-call.log"), catalogue())
+    assert (judgement.verdict.outcome, judgement.verdict.suspects[0].sure) == (RunOutcome.ILLNESS, True)
+    assert headline(judgement).startswith("Rank 2 waited in BROADCAST number 413 of 1024 elements, and ranks 0, 1 and")
+
+
 def test_numbers_of_different_groups_are_not_compared() -> None:
     assert not told(caught(0, call="ALLGATHER", group="PG 1"), caught(1, group="PG 2"))
 
@@ -196,7 +231,6 @@ def test_numbers_of_different_groups_are_not_compared() -> None:
     ("name", "slug", "words"),
     [
         ("collective-desync/sick-gloo-timeouts", DESYNC, "rank 2 waited at train_desync.py:21"),
-        ("collective-desync/sick-watchdog-other-call", DESYNC, "rank 2 waited in BROADCAST number 413"),
         ("rank-fell-behind/sick-dump-signal", BEHIND, "it had called no more than number 9122"),
         ("nccl-watchdog-timeout/sick-torch-2.1-srun", WATCHDOG, "waited in ALLREDUCE number 96125"),
     ],
