@@ -7,8 +7,9 @@ from typing import Final
 
 from ddpdoctor.base.findings import FAIL, Finding, Fix, Owner
 from ddpdoctor.base.lazy_patterns import compile_lazily
-from ddpdoctor.base.text import ranks_named
+from ddpdoctor.base.text import human, ranks_named
 from ddpdoctor.checks.log_check import log_check
+from ddpdoctor.checks.processes.full_gpus import FullGpu, full_gpu
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.logs.analyze.sightings import word
 
@@ -86,12 +87,35 @@ def oom_batch_too_large(log: Log, seen: Sequence[SignMatch]) -> Finding:
             else "It is one tensor that doesn't fit, whatever else the GPU holds: a whole data set or sequence at once, two large sizes multiplied, or a size that was computed wrongly.",
             rank=min(ranks, default=None),
         )
+    full = next((full for match in seen if (full := full_gpu(match.line.text)) and full.besides_torch), None)
+    if full:
+        return _taken_besides_torch(full, ranks)
     device = DEVICES.get(word(seen, "device"), "GPU")
     return Finding.of(
         f"{device} memory is full on {ranks_named(ranks) if ranks else f'a {device}'}{f': {wanted} more were wanted' if wanted else ''}",
         Fix(f"Take a smaller batch for each {device}, and accumulate gradients over several"),
         Fix("Or need less: bf16 autocast, activation checkpointing, FSDP for a large model"),
         (GROW, NOBODY_ELSE) if device == "GPU" else (),
+        rank=min(ranks, default=None),
+    )
+
+
+def _taken_besides_torch(full: FullGpu, ranks: set[int]) -> Finding:
+    return Finding.of(
+        f"GPU {full.gpu} is full, and torch has little of it: this process holds {human(full.own or 0)} of {human(full.total)},"
+        f" and {human(full.besides_torch)} of that are not torch's",
+        Fix(
+            "Where it imports TensorFlow or JAX: these take nearly a whole GPU as they start. Let them take what they need",
+            ("export TF_FORCE_GPU_ALLOW_GROWTH=true XLA_PYTHON_CLIENT_PREALLOCATE=false",),
+        ),
+        Fix(
+            "Or, where TensorFlow only reads data, keep it off the GPUs",
+            ('tf.config.set_visible_devices([], "GPU")   # in the script, right behind import tensorflow as tf',),
+        ),
+        Fix(
+            "Else look for what takes GPU memory of its own in that process: an engine such as vLLM, an extension, NCCL with many groups"
+        ),
+        cause="What else runs in this process has taken the rest, and torch can't use it: a smaller batch gains little.",
         rank=min(ranks, default=None),
     )
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Owner, Severity
-from ddpdoctor.base.text import listed, plural
+from ddpdoctor.base.text import capital, listed, plural, ranks_named
 from ddpdoctor.base.unknown import Maybe, Unknown, if_known, known, known_or
 from ddpdoctor.engine.log_traits import Particulars
 from ddpdoctor.engine.registry import LogTraits, Subject, check, leave_untested, requires
-from ddpdoctor.facts.log import Log, SignMatch
+from ddpdoctor.facts.log import Log, LoggedException, SignMatch
 from ddpdoctor.facts.network import Listener, Network
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Environment, Firewall, Fleet, Gpus, Meeting, Processes, TargetPython
@@ -26,6 +26,7 @@ from ddpdoctor.knowledge.network_fixes import intent
 from ddpdoctor.knowledge.privileges import by_root
 from ddpdoctor.knowledge.python_commands import in_target_python
 from ddpdoctor.logs.analyze.sightings import host_named, word
+from ddpdoctor.logs.exceptions import is_within_launcher
 from ddpdoctor.network_check.analysis.way_to_master import another_port, who_listens
 from ddpdoctor.processes.gpu_holders_words import end_leftovers, why_left
 from ddpdoctor.processes.leftovers.leftover import Leftover
@@ -41,6 +42,7 @@ PORTS_A_RANK = 64
 NOT_PERMITTED: Final = ("EACCES", "errno: 13", "Permission denied")
 STORE_PORT: Final = 29500
 """Everybody's default."""
+_CHECK: Final = "ddpdoctor check --select port-in-use"
 LOWEST_PORT: Final = 1024
 HIGHEST_PORT: Final = 65535
 """Those below are root's."""
@@ -56,12 +58,55 @@ def _port_of_log(seen: Sequence[SignMatch], log: Log) -> Particulars:
     text, commands = f"ake another port, the same on all nodes{note}", (command,) if command else ()
     if port < LOWEST_PORT or any(refusal in match.line.text for match in seen for refusal in NOT_PERMITTED):
         return Particulars(fixes=(Fix(f"T{text}", commands),))
+    if more_than_once := _opened_more_than_once(seen, log, port):
+        return more_than_once
     host = next((match.line.host for match in seen if match.line.host), "")
     ask = Fix(
         f"End what holds the port{f' on {host_named(host)}' if host else ''}: this names the process, and how to end it",
-        (f"{f'MASTER_PORT={said} ' if said else ''}ddpdoctor check --select port-in-use",),
+        (f"{f'MASTER_PORT={said} ' if said else ''}{_CHECK}",),
     )
     return Particulars(fixes=(ask, Fix(f"Or t{text}", commands)), decided=True)
+
+
+def _opened_more_than_once(seen: Sequence[SignMatch], log: Log, port: int) -> Particulars | None:
+    """Say that the job itself has the port, where several of its processes want it, and not all are refused; or srun's tasks, each of which may
+    be a torchrun of its own."""
+    ranks = {match.line.rank for match in seen if match.line.rank is not None}
+    hosts = {match.line.host for match in seen}
+    everybody = {*log.ranks, *range(max(ranks, default=0) + 1)}
+    if len(ranks) > 1 and len(hosts) == 1 and everybody - ranks:
+        return Particulars(
+            f"{capital(ranks_named(ranks))} each want to listen on port {port}, which another rank of the job has",
+            (
+                Fix(
+                    "Let one rank alone open it, and the others connect to that: TCPStore(..., is_master=rank == 0), or init_process_group() with"
+                    " each rank's own number"
+                ),
+                Fix(f"Where each rank needs a server of its own, give each its own port: {port} + local_rank"),
+            ),
+            "The script opens the port in every rank, and on a host only one process can have it: another port would be taken in the same way.",
+            of_everybody=True,
+            decided=True,
+        )
+    started = [raised for raised in log.raised if is_within_launcher(raised) and _is_of_one_of(seen, raised)]
+    if started and any(end.said_by == "srun" for end in log.exited):
+        return Particulars(
+            fixes=(
+                Fix(
+                    "See how many tasks srun starts on a node: torchrun starts the ranks itself, so it is to be one",
+                    ("srun --ntasks-per-node=1 torchrun --nproc-per-node=GPUS ...",),
+                ),
+                Fix("Else another job has it: this names the process", (f"MASTER_PORT={port} {_CHECK}",)),
+            ),
+            cause="torchrun itself couldn't listen. Mostly srun has started several of them on the node, one a task, and the first has the port:"
+            " another port would be taken in the same way. Else another job, or what a crashed run has left behind.",
+            decided=True,
+        )
+    return None
+
+
+def _is_of_one_of(seen: Sequence[SignMatch], raised: LoggedException) -> bool:
+    return any(match.line.order == raised.line.order for match in seen)
 
 
 @check(

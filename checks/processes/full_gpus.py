@@ -17,6 +17,7 @@ from ddpdoctor.facts.log import Log, LoggedException, LogLine, SignMatch
 from ddpdoctor.logs.analyze.sightings import word
 
 OTHERS: Final = "gpu-memory-held-by-others"
+UNOWNED: Final = "gpu-memory-unowned"
 SHARED: Final = "missing-set-device"
 PINNED: Final = "ckpt-device-pin"
 _OF_ATTEMPT_BEFORE: Final = "zombie-gpu-process"
@@ -33,12 +34,20 @@ _OWN: Final = (
     compile_lazily(rf"(?P<size>{_SIZE}) (?:is allocated by PyTorch|already allocated)"),
 )
 """What the process itself holds, the most telling first."""
+_TORCHS: Final = compile_lazily(
+    rf"Of the allocated memory (?P<used>{_SIZE}) is allocated by PyTorch,.{{0,120}}? and (?P<idle>{_SIZE}) is reserved by PyTorch"
+)
 _WORKER: Final = compile_lazily(r"\bpid=(\d+)")
 _LOADS: Final = compile_lazily(r"\btorch\.load\((?!.*\bmap_location\b)(?P<arguments>.*)")
 _SET_DEVICE: Final = Fix(
     'Call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before anything else that touches CUDA'
 )
 _MOST: Final = 4
+_SHOW_ALL_GPUS: Final = ("torchrun", "accelerate", "deepspeed", "mp.spawn")
+"""Launchers whose ranks all see the same GPUs; others may give each its own, which is then the first one to each."""
+_NEARLY_ALL: Final = (0.75, 1.05)
+"""Of a GPU's memory, where that is what ranks hold together: their contexts and what is free come on top."""
+_GIB: Final = float(1 << 30)
 
 
 class FullGpu(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +60,14 @@ class FullGpu(msgspec.Struct, frozen=True, kw_only=True):
     own: float | None
     listed: dict[int, float]
     itself: bool
+    torchs: float | None = None
+    """What torch's allocator has of it, used or idle."""
+
+    @property
+    def besides_torch(self) -> float:
+        """What the process holds that torch doesn't, where that is much: no few GiB of contexts and buffers; else 0."""
+        rest = (self.own or 0) - self.torchs if self.itself and self.torchs is not None else 0
+        return rest if rest > max(4 * _GIB, self.total / 4) else 0
 
 
 def full_gpu(text: str) -> FullGpu | None:
@@ -66,6 +83,7 @@ def full_gpu(text: str) -> FullGpu | None:
         own=_bytes(own) if own else None,
         listed={int(said["pid"]): _bytes(said["size"]) for said in _LISTED.finditer(text)},
         itself="this process has " in text,
+        torchs=sum(map(_bytes, torchs.groups())) if (torchs := _TORCHS.search(text)) else None,
     )
 
 
@@ -83,14 +101,18 @@ def with_ranks_told_from_others(seen: Sequence[SignMatch], log: Log, slug: str) 
     known = {match.line.order for match in seen if match.slug == _OF_ATTEMPT_BEFORE}
     revised: dict[tuple[str, int, int] | int, SignMatch] = {}
     for place, match in enumerate(seen):
-        full = full_gpu(match.line.text) if match.slug in (OTHERS, slug) else None
+        full = full_gpu(match.line.text) if match.slug in (OTHERS, UNOWNED, slug) else None
         if full is None or match.line.order in known:
             revised[place] = match
             continue
         order = match.line.order
         here = PINNED if _loading(match.line, log) else slug
-        if _is_by_ranks(full, log, match.line):
+        sharing = _count_sharing(full, log, match.line)
+        if _is_by_ranks(full, log, match.line) or (sharing and log.launcher in _SHOW_ALL_GPUS):
             revised[here, order, 0] = msgspec.structs.replace(match, slug=here, role=SignRole.NAMES)
+        elif sharing:
+            revised[place] = msgspec.structs.replace(match, role=SignRole.HINTS)
+            revised[here, order, 0] = msgspec.structs.replace(match, slug=here, role=SignRole.HINTS)
         elif match.slug == OTHERS and not _of_this_run(full, log, match.line) and _is_of_another(full, match.line, log):
             revised[OTHERS, order, 0] = msgspec.structs.replace(match, role=SignRole.HINTS)
             revised[here, order, 0] = msgspec.structs.replace(match, slug=here, role=SignRole.HINTS)
@@ -129,6 +151,21 @@ def _is_by_ranks(full: FullGpu, log: Log, line: LogLine) -> bool:
     own = _of_this_run(full, log, line)
     strangers = full.listed.keys() - own.keys() - _speakers(full, log, line)
     return bool(own) and sum(full.listed[pid] for pid in own) >= sum(full.listed[pid] for pid in strangers)
+
+
+def _count_sharing(full: FullGpu, log: Log, line: LogLine) -> int:
+    """Count the ranks of a host that fill a GPU together, where torch lists none but the speaker, and several of them say so of that
+    GPU alone; else 0."""
+    said = [(raised, other) for raised in log.raised if (other := full_gpu(raised.line.text))]
+    here = [raised for raised, _ in said if raised.line.host == line.host]
+    ranks = {raised.line.rank for raised in here} - {None}
+    speakers = len(ranks) or sum(raised.times for raised in here)
+    if full.listed or speakers < 2 or len({other.gpu for _, other in said}) > 1:
+        return 0
+    local = {end.local_rank for end in log.exited if end.host in ("", line.host) or not line.host} - {None}
+    count = max(speakers, len(local))
+    least, most = _NEARLY_ALL
+    return count if least <= count * (full.own or 0) / full.total <= most else 0
 
 
 def _is_of_another(full: FullGpu, line: LogLine, log: Log) -> bool:
@@ -248,6 +285,8 @@ def _whose(begin: str, full: FullGpu, log: Log, seen: Sequence[SignMatch]) -> st
     this = "this process" if line.rank is None else f"rank {line.rank}"
     end = f"and {human(full.wanted)} more were wanted"
     others = {pid: size for pid, size in full.listed.items() if pid not in speakers}
+    if not others and held is not None and (count := _count_sharing(full, log, line)):
+        return f"{begin}: {count} ranks hold about {human(held)} of {human(full.total)} each, {end}"
     if not others:
         rest = f"{this} holds {human(held)} of {human(full.total)}, others the rest, " if held is not None else ""
         return f"{begin}: {rest}{end}"
