@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix, Owner
-from ddpdoctor.base.text import listed, plural
+from ddpdoctor.base.text import clip, listed, one_line, plural
 from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.checks.hang.hang_check import findings_of, hang_check
+from ddpdoctor.engine.log_traits import LogTraits, Particulars
 from ddpdoctor.engine.registry import check
 from ddpdoctor.facts.hang import Frame, Hang, Watched
+from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.facts.processes import Processes
 from ddpdoctor.hang.evidence import named, not_known, summary_of, timeout_words, waiting_words
 from ddpdoctor.hang.fixes import full_stacks, look_again, look_on_other_hosts, read_the_code
@@ -19,6 +21,8 @@ from ddpdoctor.knowledge.hang_causes import HangCause
 from ddpdoctor.knowledge.torch_frames import PlaceKind, file_line, where, worker_place
 from ddpdoctor.processes.jobs import lone_setting
 
+MAX_DOING = 60
+"""Characters of what rank 0 said last."""
 SLEEPS = "It sleeps."
 WAITS_IN = {
     "hrtimer_nanosleep": SLEEPS,
@@ -132,7 +136,31 @@ def rank_in_lock(found: HangVerdict, hang: Hang) -> Finding:
     )
 
 
-@hang_check("slow-rank0-timeout", HangCause.SLOW_0, severity=WARN, owner=Owner.USER)
+def _is_done(seen: SignMatch, log: Log) -> bool:
+    """Whether rank 0 waits as well, or what it was at by itself was over, or another rank's."""
+    beside = seen.beside
+    waits = any(match.sign == seen.sign and match.line.rank == 0 for match in log.sightings)
+    return beside is not None and (waits or "100%|" in beside.text or beside.rank not in (None, 0))
+
+
+def _at_work(seen: Sequence[SignMatch], log: Log) -> Particulars:
+    """Show what rank 0 was at."""
+    beside = next((match.beside for match in seen if match.beside), None)
+    if beside is None:
+        return Particulars()
+    doing = clip(one_line(beside.text).strip(), MAX_DOING)
+    return Particulars(
+        f"Rank 0 was at work by itself while others waited for it, until the timeout: {doing}", of_everybody=True
+    )
+
+
+@hang_check(
+    "slow-rank0-timeout",
+    HangCause.SLOW_0,
+    severity=WARN,
+    owner=Owner.USER,
+    log=LogTraits(refuted=_is_done, particulars=_at_work),
+)
 def slow_rank0_timeout(found: HangVerdict, hang: Hang) -> Finding:
     """Rank 0 does something long by itself, and the others wait until the timeout strikes.
 

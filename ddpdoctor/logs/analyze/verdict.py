@@ -497,7 +497,9 @@ def _without_cause(effects: tuple[SignMatch, ...], course: Timeline) -> LogVerdi
     suspects += _told_of((seen for seen in (*effects, *signs) if seen.slug not in told), why)
     own = [failure for failure in failures if not failure.raises(is_of_launcher)]
     first = next((failure for failure in own if failure.kind is not FailureKind.ENDED), (own or failures)[0])
-    last = next((line for rank, line in course.last.items() if rank in silent), None)
+    of_silent = (line for rank, line in course.last.items() if rank in silent)
+    # What torch says of a store that is gone comes long after a rank's last words.
+    last = next((line for line in of_silent if not any(noise.text in line.text for noise in log.noise)), None)
     line, evidence = (last, ()) if last else attribute(first, course)
     return LogVerdict(
         outcome=RunOutcome.EFFECTS_ONLY,
