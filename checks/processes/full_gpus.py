@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
 
 from ddpdoctor.base.findings import Fix
+from ddpdoctor.base.grouping import grouped
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.log_signs import SignRole
 from ddpdoctor.base.text import human, listed, ranks_named
@@ -100,6 +101,7 @@ def with_ranks_told_from_others(seen: Sequence[SignMatch], log: Log, slug: str) 
     the rank's own by its number, both may be. What ranks of an attempt before hold is told already."""
     known = {match.line.order for match in seen if match.slug == _OF_ATTEMPT_BEFORE}
     revised: dict[tuple[str, int, int] | int, SignMatch] = {}
+    counts = _on_one_gpu(log)
     for place, match in enumerate(seen):
         full = full_gpu(match.line.text) if match.slug in (OTHERS, UNOWNED, slug) else None
         if full is None or match.line.order in known:
@@ -107,7 +109,7 @@ def with_ranks_told_from_others(seen: Sequence[SignMatch], log: Log, slug: str) 
             continue
         order = match.line.order
         here = PINNED if _loading(match.line, log) else slug
-        sharing = _count_sharing(full, log, match.line)
+        sharing = _count_sharing(full, match.line, counts)
         if _is_by_ranks(full, log, match.line) or (sharing and log.launcher in _SHOW_ALL_GPUS):
             revised[here, order, 0] = msgspec.structs.replace(match, slug=here, role=SignRole.NAMES)
         elif sharing:
@@ -153,17 +155,24 @@ def _is_by_ranks(full: FullGpu, log: Log, line: LogLine) -> bool:
     return bool(own) and sum(full.listed[pid] for pid in own) >= sum(full.listed[pid] for pid in strangers)
 
 
-def _count_sharing(full: FullGpu, log: Log, line: LogLine) -> int:
-    """Count the ranks of a host that fill a GPU together, where torch lists none but the speaker, and several of them say so of that
-    GPU alone; else 0."""
-    said = [(raised, other) for raised in log.raised if (other := full_gpu(raised.line.text))]
-    here = [raised for raised, _ in said if raised.line.host == line.host]
-    ranks = {raised.line.rank for raised in here} - {None}
-    speakers = len(ranks) or sum(raised.times for raised in here)
-    if full.listed or speakers < 2 or len({other.gpu for _, other in said}) > 1:
-        return 0
-    local = {end.local_rank for end in log.exited if end.host in ("", line.host) or not line.host} - {None}
-    count = max(speakers, len(local))
+def _on_one_gpu(log: Log) -> dict[str, int]:
+    """Count for each host its ranks, where several of its processes say that their GPU is full, and all of the log say so of the same one."""
+    said = [(raised, full) for raised in log.raised if (full := full_gpu(raised.line.text))]
+    if len({full.gpu for _, full in said}) != 1:
+        return {}
+    counts = {}
+    for host, raised in grouped((raised for raised, _ in said), lambda raised: raised.line.host).items():
+        ranks = {one.line.rank for one in raised} - {None}
+        speakers = len(ranks) or sum(one.times for one in raised)
+        local = {end.local_rank for end in log.exited if end.host in ("", host) or not host} - {None}
+        if speakers > 1:
+            counts[host] = max(speakers, len(local))
+    return counts
+
+
+def _count_sharing(full: FullGpu, line: LogLine, counts: Mapping[str, int]) -> int:
+    """Count the ranks that fill the GPU together, where torch lists none but the speaker; 0 where it isn't they who do. counts: of `_on_one_gpu`."""
+    count = 0 if full.listed else counts.get(line.host, 0)
     least, most = _NEARLY_ALL
     return count if least <= count * (full.own or 0) / full.total <= most else 0
 
@@ -217,7 +226,11 @@ def memory_of_ranks(seen: Sequence[SignMatch], log: Log) -> Particulars:
     if full is None:
         return _two_gpus(seen)
     begin = f"Ranks share GPU {full.gpu}, out of memory"
-    return Particulars(_whose(begin, full, log, seen), (_SET_DEVICE, *_to_see(full, seen)), of_everybody=True)
+    whose = _whose(begin, full, log, seen)
+    if count := _count_sharing(full, seen[0].line, _on_one_gpu(log)):
+        size, total, wanted = human(full.own or 0), human(full.total), human(full.wanted)
+        whose = f"{begin}: {count} ranks hold about {size} of {total} each, and {wanted} more were wanted"
+    return Particulars(whose, (_SET_DEVICE, *_to_see(full, seen)), of_everybody=True)
 
 
 def _two_gpus(seen: Sequence[SignMatch]) -> Particulars:
@@ -285,8 +298,6 @@ def _whose(begin: str, full: FullGpu, log: Log, seen: Sequence[SignMatch]) -> st
     this = "this process" if line.rank is None else f"rank {line.rank}"
     end = f"and {human(full.wanted)} more were wanted"
     others = {pid: size for pid, size in full.listed.items() if pid not in speakers}
-    if not others and held is not None and (count := _count_sharing(full, log, line)):
-        return f"{begin}: {count} ranks hold about {human(held)} of {human(full.total)} each, {end}"
     if not others:
         rest = f"{this} holds {human(held)} of {human(full.total)}, others the rest, " if held is not None else ""
         return f"{begin}: {rest}{end}"
