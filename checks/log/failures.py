@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterator, Sequence
 from signal import Signals
@@ -23,6 +22,7 @@ from ddpdoctor.logs.analyze.script_errors import (
     fault_fixes,
     fault_words,
     is_of_a_program,
+    meaning_of_words,
     missing_module_fixes,
     missing_program_fixes,
     missing_program_words,
@@ -51,9 +51,6 @@ STARTS_ITSELF: Final = (
 )
 GUARD: Final = ("if __name__ == '__main__':", "    main()")
 WITHOUT_GUARD: Final = f"starts processes without the guard {GUARD[0].rstrip(':')}"
-_DASHES: Final = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
-_LONG_DASH: Final = compile_lazily(rf"(?:^|[\s'\"/])(?P<option>[{_DASHES}]+[a-zA-Z][\w.=-]{{0,100}})")
-LONG_DASH: Final = "Editors, chats and web pages turn two hyphens into one dash: it looks alike, and no program takes it for the beginning of an option."
 _SOURCE: Final = compile_lazily(r'\s*File "(?P<path>[^"]+)", line (?P<line>\d+)$')
 
 
@@ -132,11 +129,9 @@ def _without_traceback(log: Log, found: LogVerdict) -> Finding:
             said = (Evidence(seen[0].line.text.strip(), where(log, seen[0].line)),)
         launcher = seen[0].words.get("launcher", "")
         text = _whole(seen[0])
-        dashed = _LONG_DASH.search(text)
+        meaning = meaning_of_words(text, lead)
         what = (
-            f"The command line has a long dash in the place of two hyphens: {dashed['option']}"
-            if dashed
-            else f"The command line of {launcher} is refused: {text.partition(': error: ')[2]}"
+            f"The command line of {launcher} is refused: {text.partition(': error: ')[2]}"
             if launcher
             else f"The script ended itself: {text}"
         )
@@ -144,9 +139,9 @@ def _without_traceback(log: Log, found: LogVerdict) -> Finding:
             what,
             (Evidence(line.text.strip(), where(log, line)) for line in before),
             said,
-            _with_hyphens(dashed) if dashed else _what_to_mend(before, launcher),
+            meaning.fixes if meaning else _what_to_mend(before, launcher),
             _how_it_ended(found),
-            cause=LONG_DASH if dashed else MISTAKE,
+            cause=meaning.cause if meaning else MISTAKE,
             rank=lead.rank,
         )
     who = f"rank {lead.rank}" if lead.rank is not None else "a rank"
@@ -181,10 +176,6 @@ def _said_with(seen: SignMatch) -> list[LogLine]:
             break
         found.insert(0, line)
     return []
-
-
-def _with_hyphens(dashed: re.Match[str]) -> Fix:
-    return Fix(f"Type hyphens, in the whole command line: --{dashed['option'].lstrip(_DASHES)}")
 
 
 def _what_to_mend(before: Sequence[LogLine], launcher: str) -> Fix:

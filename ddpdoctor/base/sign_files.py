@@ -30,7 +30,7 @@ SIGN: Final = "sign"
 OWN_TEXT: Final = "{TEXT}"
 _PART: Final = re.compile(r"\{[A-Z][A-Z0-9_]*\}")
 
-PATTERNS: Final = ("pattern", "begins", "code")
+PATTERNS: Final = ("pattern", "begins", "code", "file")
 """The fields that are regular expressions, whatever a file's tables tell of."""
 
 Table = dict[str, Any]

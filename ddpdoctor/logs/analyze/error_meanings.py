@@ -11,19 +11,21 @@ import msgspec
 
 from ddpdoctor.base.findings import Fix
 from ddpdoctor.base.tables import read_table
-from ddpdoctor.facts.log import LoggedException
+from ddpdoctor.facts.log import LogFrame, LoggedException
+from ddpdoctor.logs.exceptions import with_slashes
 
 
 class Meaning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """What a library's words about its own state say of the script.
 
-    begins: a pattern of what the message begins with. exception: of exceptions of that name alone; code: a pattern of the line that raised it.
-    cause, fixes: the names of the pattern's groups stand in braces. source: where the words come from.
+    begins: a pattern of what the message begins with. exception: of exceptions of that name alone. code, file: patterns of the line that raised
+    it, and of its file's path. cause, fixes: the names of the pattern's groups stand in braces. source: where the words come from.
     """
 
     begins: str = ""
     exception: str = ""
     code: str = ""
+    file: str = ""
     cause: str
     fixes: tuple[Fix, ...]
     source: str
@@ -42,9 +44,11 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 def meaning_of(raised: LoggedException) -> Meaning | None:
     """Return what an exception means, where a library's source tells that."""
-    code = raised.frames[-1].code if raised.frames else ""
+    last = raised.frames[-1] if raised.frames else LogFrame("", 0, "", "")
     for meaning in packaged_meanings():
-        if meaning.exception not in ("", raised.exception) or not _pattern(meaning.code).search(code):
+        if meaning.exception not in ("", raised.exception):
+            continue
+        if not (_pattern(meaning.code).search(last.code) and _pattern(meaning.file).search(with_slashes(last.path))):
             continue
         if found := _pattern(meaning.begins).match(raised.message):
             return _with_words(meaning, found.groupdict(""))

@@ -14,7 +14,7 @@ import msgspec
 from ddpdoctor.base.findings import Fix
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.text import listed, one_line
-from ddpdoctor.facts.log import Log, LogFrame, LoggedException
+from ddpdoctor.facts.log import Log, LogFrame, LoggedException, LogLine
 from ddpdoctor.knowledge.python_commands import python_of, versions_installed
 from ddpdoctor.knowledge.python_packages import PACKAGES
 from ddpdoctor.logs.analyze.error_meanings import Meaning, meaning_of
@@ -56,6 +56,12 @@ _COMPLAINS: Final = compile_lazily(
     r"|must (?:match|be|have)|invalid|requires? grad|backward through|grad_fn|in-?place|leaf variable|not implemented for|channels?|elements?)\b"
 )
 """Words by which torch's C++ and Python's own complain of what they were handed: shapes, dtypes, devices, indices, the graph."""
+_READERS: Final = compile_lazily(
+    r"/(?:PIL|pandas|librosa|soundfile|torchaudio|cv2|h5py|pyarrow|av|decord|torchvision/(?:io|datasets)|datasets/(?:formatting|packaged_modules))(?:/|\.py$)"
+)
+"""Code that reads files, tables and their parts."""
+_OF_READING: Final = compile_lazily(r"(?:Value|Key|Index|OS|IO|EOF|Runtime|Unicode\w{1,9})Error$|Libsndfile")
+"""How it says that these aren't as they should be."""
 _OF_ITSELF: Final = compile_lazily(
     r"(?i)\bno\b.{0,60}\b(?:available|found|support(?:ed|s)?)\b|\b(?:not|isn't|un)\s?(?:available|installed|implemented|compiled|built)\b|\bplease (?:report|file|open|upgrade|update"
     r"|install)|\bbugs?\b|\binternal(?:ly)?\b|\bnever happen|\bunreachable\b|\bout of sync\b|\binconsisten|\bincompatib|\bversions?\b|\bunexpected(?:ly)?\b(?! (?:keyword|key|argument|token))"
@@ -87,9 +93,13 @@ def fault_of(raised: LoggedException) -> BlamedCode:
         return BlamedCode.ARGUMENTS
     if library_of(last.path) == PYTHON and kind != "RuntimeError":
         return BlamedCode.ARGUMENTS if _OF_ARGUMENTS.match(kind) else BlamedCode.LIBRARY
-    directly = len({library_of(frame.path) for frame in _of_libraries(inner)} - {PYTHON}) == 1
-    complains = directly and not last.code.startswith("assert") and _COMPLAINS.search(raised.message)
-    return BlamedCode.ARGUMENTS if complains and raiser_of(raised) == "torch" else BlamedCode.LIBRARY
+    if _READERS.search(with_slashes(inner[-1].path)) and _OF_READING.match(kind):
+        return BlamedCode.ARGUMENTS
+    between = {library_of(frame.path) for frame in _of_libraries(inner)} - {PYTHON, raiser_of(raised)}
+    complains = not last.code.startswith("assert") and _COMPLAINS.search(raised.message)
+    # Packages hand data on to NumPy mostly as they got it, to torch in a form of their own.
+    hands_on = raiser_of(raised) == "numpy" or (raiser_of(raised) == "torch" and not between)
+    return BlamedCode.ARGUMENTS if complains and hands_on else BlamedCode.LIBRARY
 
 
 _REPLICAS: Final = "torch/nn/parallel/parallel_apply.py"
@@ -101,6 +111,11 @@ def _meaning(raised: LoggedException) -> Meaning | None:
     if not raised.message and any(with_slashes(frame.path).endswith(_REPLICAS) for frame in raised.frames):
         raised = msgspec.structs.replace(raised, message=f"Caught {short_name(raised.exception)} in replica")
     return meaning_of(raised)
+
+
+def meaning_of_words(text: str, line: LogLine) -> Meaning | None:
+    """Tell what a line means by which a script ends itself, without a traceback."""
+    return meaning_of(LoggedException(exception="", message=text, line=line, began=line))
 
 
 def _without_pythons(frames: Sequence[LogFrame]) -> list[LogFrame]:

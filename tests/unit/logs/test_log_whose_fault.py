@@ -99,6 +99,23 @@ def test_torchs_complaint_of_shapes_is_the_callers_where_the_script_called_torch
     assert fault("RuntimeError: bad magic of the stream", OWN, linear) is BlamedCode.LIBRARY
 
 
+@pytest.mark.parametrize(
+    ("exception", "path", "code"),
+    [
+        ("OSError: encoder error -9 when reading image file", "PIL/ImageFile.py", "raise _get_oserror(err_code)"),
+        ("soundfile.LibsndfileError: Error opening 'a.wav': System error.", "soundfile.py", "raise LibsndfileError(err)"),
+        ("IndexError: single positional indexer is out-of-bounds", "pandas/core/indexing.py", "self._validate(key)"),
+        ("ValueError: operands could not be broadcast together with shapes (2,2) (3,2)", "numpy/lib/pad.py", "it = np.nditer("),
+    ],
+)  # fmt: skip
+def test_what_reads_data_refuses_it_whatever_handed_it_on(exception: str, path: str, code: str) -> None:
+    between, last = within("somelib", "self.read(sample)"), (f"{SITE}/{path}", 9, "inner", code)
+    assert fault(exception, OWN, between, last) is BlamedCode.ARGUMENTS
+    at_fault = (last[0], 9, "inner", "return self.part.x")
+    assert fault("AttributeError: 'Part' object has no attribute 'x'", OWN, between, at_fault) is BlamedCode.LIBRARY
+    assert fault("OSError: decoder tiff not available", OWN, between, last) is BlamedCode.LIBRARY
+
+
 def test_an_exception_without_its_traceback_is_most_likely_the_scripts() -> None:
     told = judge_log(read("[rank2]: KeyError: 'target'\n"), catalogue())
     assert "most likely of an ordinary error in the script" in headline(told)
