@@ -92,7 +92,9 @@ def make_meanings(content: Mapping[str, Any], name: str) -> dict[str, tuple[Mean
         SignFileError: one is wrong, or two are for the same words.
     """
     meanings = make_rows(content, name, lambda table, place: (_meaning(table, place),), noun="number")
-    of_words = Counter((row.begins, row.exception, row.code, row.file) for rows in meanings.values() for row in rows)
+    of_words = Counter(
+        (row.begins, row.exception, row.code, row.file, row.ranks) for rows in meanings.values() for row in rows
+    )
     for words, times in of_words.items():
         if times > 1:
             raise SignFileError(f"{name}: {' '.join(filter(None, words))!r} has {times} meanings")

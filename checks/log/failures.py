@@ -15,6 +15,7 @@ from ddpdoctor.engine.registry import Catalogue, LogTraits, check, requires
 from ddpdoctor.facts.log import Log, LogFrame, LoggedException, LogLine, SignMatch
 from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.logs.analyze.endings import ABORT, signal_of
+from ddpdoctor.logs.analyze.error_meanings import ranks_that_raised
 from ddpdoctor.logs.analyze.script_errors import (
     PROGRAM_FAILED_CAUSE,
     SERVER_UNREACHED_CAUSE,
@@ -32,7 +33,7 @@ from ddpdoctor.logs.analyze.script_errors import (
 )
 from ddpdoctor.logs.analyze.sightings import NO_LOG, lines, own_line, sightings, where
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
-from ddpdoctor.logs.exceptions import is_alike, short_name
+from ddpdoctor.logs.exceptions import short_name
 
 THREAD: Final = "Current thread 0x"
 OPENMP: Final = "OMP: Error #15: "
@@ -78,11 +79,7 @@ def user_code_error(log: Log, catalogue: Catalogue) -> Iterator[Finding]:
         yield _without_traceback(log, found)
         return
     raised = found.raised
-    alike = {
-        exception.line.rank
-        for exception in log.raised
-        if is_alike(exception, raised) and exception.line.rank is not None
-    }
+    alike = ranks_that_raised(raised, log)
     who = ranks_named(alike) if alike else "the script"
     raised_it = f"raised {said_of(raised)}"
     if raised.message.startswith(UNGUARDED):
@@ -95,7 +92,7 @@ def user_code_error(log: Log, catalogue: Catalogue) -> Iterator[Finding]:
         _traceback(log, raised),
         _what_to_do(log, raised, module),
         _how_it_ended(found),
-        cause=_cause(raised, module),
+        cause=_cause(log, raised, module),
         rank=found.lead.rank,
     )
 
@@ -225,12 +222,12 @@ def _and_then(log: Log, raised: LoggedException) -> str:
     return f", and of it {short_name(ended.exception)}: {ended.message}"
 
 
-def _cause(raised: LoggedException, module: str) -> str:
+def _cause(log: Log, raised: LoggedException, module: str) -> str:
     if raised.message.startswith(UNGUARDED):
         return STARTS_ITSELF
     if is_of_a_program(raised):
         return PROGRAM_FAILED_CAUSE
-    return NOT_THERE if module else SERVER_UNREACHED_CAUSE if server_unreached(raised) else fault_words(raised)
+    return NOT_THERE if module else SERVER_UNREACHED_CAUSE if server_unreached(raised) else fault_words(raised, log)
 
 
 def _what_to_do(log: Log, raised: LoggedException, module: str) -> tuple[Fix, ...]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from ddpdoctor.facts.log import LogFrame, LoggedException, LogLine
+from ddpdoctor.facts.log import Log, LogFrame, LoggedException, LogLine
 from ddpdoctor.logs.analyze.error_meanings import meaning_of
 from ddpdoctor.logs.analyze.script_errors import fault_words
 
@@ -62,7 +62,7 @@ def batch_of_different_sizes() -> None:
 def test_torchs_words_are_explained(raising: Callable[[], object], cause: str) -> None:
     with pytest.raises((RuntimeError, IndexError, ValueError)) as raised:
         raising()
-    meaning = meaning_of(logged(type(raised.value).__name__, str(raised.value)))
+    meaning = meaning_of(logged(type(raised.value).__name__, str(raised.value)), Log())
     assert meaning is not None, str(raised.value)
     assert cause in meaning.cause, str(raised.value)
     assert meaning.fixes
@@ -79,5 +79,5 @@ def test_torchs_words_are_explained(raising: Callable[[], object], cause: str) -
 )
 def test_a_name_or_a_line_may_tell_more_than_the_words(name: str, words: str, code: str, cause: str) -> None:
     raised = logged(name, words, code)
-    assert cause in fault_words(raised)
-    assert bool(cause) is bool(fault_words(raised))
+    assert cause in fault_words(raised, Log())
+    assert bool(cause) is bool(fault_words(raised, Log()))

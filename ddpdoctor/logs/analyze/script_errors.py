@@ -73,8 +73,8 @@ _SCRIPTS_MODULE: Final = "'__main__'"
 """The script itself, in a message on what it lacks."""
 
 
-def fault_of(raised: LoggedException) -> BlamedCode:
-    """Tell by its frames and its words what the log shows of who is at fault."""
+def fault_of(raised: LoggedException, log: Log) -> BlamedCode:
+    """Tell by its frames, its words and the ranks that raised it what the log shows of who is at fault."""
     if not raised.frames:
         return BlamedCode.UNKNOWN
     inner = _without_pythons(raised.frames)
@@ -83,7 +83,7 @@ def fault_of(raised: LoggedException) -> BlamedCode:
     if not inner or not library_of(inner[-1].path):
         return BlamedCode.SCRIPT
     kind, last = short_name(raised.exception), raised.frames[-1]
-    if _meaning(raised) or _REFUSED.match(raised.message):
+    if _meaning(raised, log) or _REFUSED.match(raised.message):
         return BlamedCode.ARGUMENTS
     if _OF_ITSELF.search(raised.message) or is_nested(raised):
         return BlamedCode.LIBRARY
@@ -106,11 +106,11 @@ _REPLICAS: Final = "torch/nn/parallel/parallel_apply.py"
 """Where DataParallel calls a replica of the model."""
 
 
-def _meaning(raised: LoggedException) -> Meaning | None:
+def _meaning(raised: LoggedException, log: Log) -> Meaning | None:
     """Tell what it means; where it has no words itself, by those with which DataParallel passes it on."""
     if not raised.message and any(with_slashes(frame.path).endswith(_REPLICAS) for frame in raised.frames):
         raised = msgspec.structs.replace(raised, message=f"Caught {short_name(raised.exception)} in replica")
-    return meaning_of(raised)
+    return meaning_of(raised, log)
 
 
 def meaning_of_words(text: str, line: LogLine) -> Meaning | None:
@@ -135,10 +135,10 @@ def raiser_of(raised: LoggedException) -> str:
     return library_of(inner[-1].path) if inner else ""
 
 
-def is_surely_the_scripts(raised: LoggedException) -> bool:
+def is_surely_the_scripts(raised: LoggedException, log: Log) -> bool:
     """Whether the log shows that the script, its arguments or its data are at fault, or else tells the very cause."""
     told = module_missing(raised) or server_unreached(raised) or is_of_a_program(raised)
-    return bool(told) or fault_of(raised) in (BlamedCode.SCRIPT, BlamedCode.ARGUMENTS)
+    return bool(told) or fault_of(raised, log) in (BlamedCode.SCRIPT, BlamedCode.ARGUMENTS)
 
 
 def said_of(raised: LoggedException) -> str:
@@ -149,11 +149,11 @@ def said_of(raised: LoggedException) -> str:
     return f"{name}: {words}" if words else name
 
 
-def fault_words(raised: LoggedException) -> str:
+def fault_words(raised: LoggedException, log: Log) -> str:
     """Say where it was raised, who called that, and what may be wrong; "" where it is the script's own line."""
-    if meaning := _meaning(raised):
+    if meaning := _meaning(raised, log):
         return meaning.cause
-    fault, package = fault_of(raised), raiser_of(raised)
+    fault, package = fault_of(raised, log), raiser_of(raised)
     if fault is BlamedCode.SCRIPT or (fault is BlamedCode.ARGUMENTS and not package):
         return ""
     if fault is BlamedCode.UNKNOWN:
@@ -179,21 +179,6 @@ def fault_words(raised: LoggedException) -> str:
     return (
         f"It was raised within {place}, {called}. Either the script uses {package} wrongly, or {package} itself is at fault, or doesn't "
         "go with the other packages: this log alone can't tell."
-    )
-
-
-def fixes_of_a_race(said: str, log: Log) -> tuple[Fix, ...]:
-    """Say what to do where one of several ranks learns from the system that a file is there already which it wanted to make, or to unpack."""
-    ranks = max(log.world_size or 1, *(rank + 1 for rank in log.ranks), len(log.ranks))
-    if not said.startswith("FileExistsError: [Errno 17]") or ranks < 2:
-        return ()
-    return (
-        Fix(
-            "Several ranks may have made it at the same time, as each of them downloads or unpacks the same data: make it once before the run, "
-            "or let one rank do it while the others wait; for a folder, os.makedirs(path, exist_ok=True) is enough. In the script, with your own "
-            "lines that make it in the place of make_it()",
-            ("if dist.get_rank() == 0:   # Python, in the script", "    make_it()", "dist.barrier()"),
-        ),
     )
 
 
@@ -231,15 +216,15 @@ _SETTINGS: Final = compile_lazily(r"(?<![\w=])[A-Z][A-Z0-9_]{3,40}=[\w.:/-]+(?<!
 
 def fault_fixes(raised: LoggedException, log: Log) -> tuple[Fix, ...]:
     """Say what decides: what the message asks for itself, and which release it is of the package that raised it."""
-    if meaning := _meaning(raised):
+    if meaning := _meaning(raised, log):
         return meaning.fixes
-    if found := fixes_of_a_race(said_of(raised), log) or _fixes_of_a_missing_file(raised):
+    if found := _fixes_of_a_missing_file(raised):
         return found
     settings = [setting for asked in _ASKS.finditer(raised.message) for setting in _SETTINGS.findall(asked["what"])]
     exports = tuple(f"export {setting}" for setting in settings)
     asked = (Fix("Its own words ask for another run, with", exports),) if exports else ()
     package = raiser_of(raised)
-    if not package or fault_of(raised) is not BlamedCode.LIBRARY:
+    if not package or fault_of(raised, log) is not BlamedCode.LIBRARY:
         return asked
     return (
         *asked,

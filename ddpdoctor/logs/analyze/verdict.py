@@ -197,7 +197,7 @@ def _of_attempt(log: Log, catalogue: Catalogue) -> LogVerdict:
     else:
         slug = catalogue.slug_for(TOPICS[outcome]) if outcome in TOPICS else ""
         over = got_over(lead, course)
-        sure = not over and (lead.raised is None or bool(lead.signs) or is_surely_the_scripts(lead.raised))
+        sure = not over and (lead.raised is None or bool(lead.signs) or is_surely_the_scripts(lead.raised, course.log))
         why = WHY_ANNOUNCED if over else WHY_LEAD
         suspects = (Suspect(slug=slug, sure=sure, sightings=lead.signs, why=why),) if slug else ()
         also = beside(ranked, suspects)

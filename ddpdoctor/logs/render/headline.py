@@ -42,7 +42,7 @@ def _told(judgement: LogJudgement) -> str:
         return f"{who}: {words}{_adds(judgement)}; no sign that is known here says why"
     if verdict.outcome is RunOutcome.USER_ERROR and verdict.raised:
         sure = all(opinion.suspect.sure for opinion in judgement.opinions[:1])
-        return f"{who}, {_whose_fault(verdict.raised, sure=sure)}: {words}"
+        return f"{who}, {_whose_fault(verdict.raised, log, sure=sure)}: {words}"
     first = judgement.blamed
     summary = named(first) if first else first_words(verdict)
     doubt = doubtful(judgement)
@@ -58,8 +58,8 @@ def _told(judgement: LogJudgement) -> str:
     return f"{who}: {within(summary)}{new}"
 
 
-def _whose_fault(raised: LoggedException, *, sure: bool) -> str:
-    fault = fault_of(raised)
+def _whose_fault(raised: LoggedException, log: Log, *, sure: bool) -> str:
+    fault = fault_of(raised, log)
     perhaps = "" if sure else "most likely " if fault is BlamedCode.UNKNOWN else "perhaps "
     if server_unreached(raised):
         return f"{perhaps}at a server that can't be reached"
@@ -189,7 +189,7 @@ def outcome(judgement: LogJudgement) -> str:
         if judgement.new_before_it:
             return "The script ended itself, and doesn't say why; what is new in this run may be the reason"
         if judgement.opinions and not judgement.opinions[0].suspect.sure:
-            return _not_surely_the_scripts(verdict.raised)
+            return _not_surely_the_scripts(verdict.raised, judgement.log)
         return "An ordinary error of the script; nothing speaks of an illness of the machine or its packages"
     if verdict.outcome is RunOutcome.EFFECTS_ONLY and cause:
         return f"The log doesn't name the cause; {cause.finding.place} does"
@@ -198,8 +198,8 @@ def outcome(judgement: LogJudgement) -> str:
     return _ENDS.get(verdict.outcome) or _nothing(judgement)
 
 
-def _not_surely_the_scripts(raised: LoggedException | None) -> str:
-    if raised and fault_of(raised) is BlamedCode.LIBRARY:
+def _not_surely_the_scripts(raised: LoggedException | None, log: Log) -> str:
+    if raised and fault_of(raised, log) is BlamedCode.LIBRARY:
         package = raiser_of(raised)
         return f"The script's use of {package} is at fault, or {package} itself: the log alone can't tell"
     return "Most likely an ordinary error of the script; the log alone can't prove it"

@@ -6,18 +6,20 @@ import re
 from signal import Signals
 from typing import Final
 
+import msgspec
+
 from ddpdoctor.base.findings import Fix
 from ddpdoctor.base.text import one_line, ranks_named
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.log import Log
 from ddpdoctor.knowledge.hang_causes import HangCause
 from ddpdoctor.logs.analyze.endings import signal_of
+from ddpdoctor.logs.analyze.error_meanings import meaning_of
 from ddpdoctor.logs.analyze.related_lines import nccl_may_say_more
-from ddpdoctor.logs.analyze.script_errors import fixes_of_a_race
 from ddpdoctor.logs.analyze.sightings import host_named
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome
 from ddpdoctor.logs.diagnosis import LogJudgement
-from ddpdoctor.logs.exceptions import is_bare, is_mistake, is_of_parent
+from ddpdoctor.logs.exceptions import exception_in, is_bare, is_mistake, is_of_parent
 from ddpdoctor.logs.launch_failures import is_of_launching
 from ddpdoctor.logs.render.words import first_words, more
 
@@ -70,8 +72,9 @@ def _of_the_unknown(judgement: LogJudgement, there: str) -> tuple[Fix, ...]:
     texts = [words, *(log_line.text for log_line in more(judgement))]
     if any(map(is_of_launching, texts)):
         return ()
-    if race := fixes_of_a_race(words, judgement.log):
-        return race
+    named = verdict.lead and exception_in(msgspec.structs.replace(verdict.lead, text=words))
+    if named and (meaning := meaning_of(named, judgement.log)):
+        return meaning.fixes
     steps = [_kernel_knows(judgement.catalogue)] if _was_killed(verdict) else []
     steps.append(Fix(f"Look at {there}", ("ddpdoctor check",)))
     if nccl_may_say_more(verdict.lead, verdict.raised, judgement.log, words):

@@ -6,6 +6,7 @@ import pytest
 
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.engine.examination import Verdict
+from ddpdoctor.facts.log import Log
 from ddpdoctor.logs.analyze.script_errors import BlamedCode, fault_of
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
 from ddpdoctor.logs.diagnosis import judge_log
@@ -85,7 +86,7 @@ def test_what_a_backend_raised_leads_and_is_not_surely_the_scripts() -> None:
     raised = judged(text).raised
     assert raised is not None
     assert (raised.exception, raised.message) == ("KeyError", "'gcc'")
-    assert fault_of(raised) is BlamedCode.LIBRARY
+    assert fault_of(raised, Log()) is BlamedCode.LIBRARY
 
 
 def test_an_exceptions_line_behind_any_other_message_isnt_nested() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.checks.catalogue import catalogue
+from ddpdoctor.facts.log import Log
 from ddpdoctor.logs.analyze.script_errors import BlamedCode, fault_of
 from ddpdoctor.logs.analyze.verdict import RunOutcome
 from ddpdoctor.logs.diagnosis import LogJudgement, judge_log
 from ddpdoctor.logs.exceptions import library_of
 from ddpdoctor.logs.render.headline import headline, outcome
+from tests.log_corpus import LOGS, log_of
 from tests.support.logs_by_hand import read
 
 SITE = "/opt/env/lib/python3.11/site-packages"
@@ -25,7 +27,7 @@ def judged(exception: str, *frames: tuple[str, int, str, str]) -> LogJudgement:
 def fault(exception: str, *frames: tuple[str, int, str, str]) -> BlamedCode:
     raised = judged(exception, *frames).verdict.raised
     assert raised is not None
-    return fault_of(raised)
+    return fault_of(raised, Log())
 
 
 def within(package: str, code: str) -> tuple[str, int, str, str]:
@@ -78,7 +80,7 @@ def test_what_a_library_refuses_is_surely_the_scripts_or_its_datas(exception: st
 def test_what_a_library_raises_about_itself_is_told_as_likely(exception: str, code: str) -> None:
     told = judged(exception, OWN, within("somelib", code))
     assert told.verdict.raised is not None
-    assert fault_of(told.verdict.raised) is BlamedCode.LIBRARY
+    assert fault_of(told.verdict.raised, told.log) is BlamedCode.LIBRARY
     (opinion,) = told.opinions
     assert not opinion.suspect.sure
     assert "within somelib; perhaps the script uses it wrongly" in headline(told)
@@ -169,7 +171,61 @@ def test_only_of_several_ranks_the_system_tells_that_they_made_the_same_file(
         .opinions[0]
         .finding.fixes
     )
-    assert any("Several ranks" in fix.text for fix in fixes) is is_race
+    assert any("let one rank do it" in fix.text for fix in fixes) is is_race
+
+
+WHILE_WRITTEN = "What it read is empty or cut short"
+GONE = "It is gone already"
+OF_RANK_0 = "Rank 0 has what the others lack"
+OF_ONE_HOST = "ranks of one host alone miss /tmp/prepared/stats.json"
+
+
+def cause_of(log: Log) -> str:
+    return judge_log(log, catalogue()).opinions[0].finding.cause
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("sick-read-while-rank-0-writes", WHILE_WRITTEN),
+        ("sick-removed-by-another-rank", GONE),
+        ("sick-only-rank-0-has-a-writer", OF_RANK_0),
+        ("sick-file-on-another-hosts-disk", OF_ONE_HOST),
+    ],
+)
+def test_what_only_some_ranks_raise_is_told_by_what_the_others_did(name: str, cause: str) -> None:
+    assert cause in cause_of(log_of(LOGS / f"user-code-error/{name}.log"))
+
+
+@pytest.mark.parametrize(
+    ("exception", "line", "cause"),
+    [
+        ("json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)", "json.load(file)", WHILE_WRITTEN),
+        ("ValueError: mmap length is greater than file size", "numpy.load(path, mmap_mode='r')", WHILE_WRITTEN),
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'a'", "os.remove(path)", GONE),
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'a'", "open(path)", ""),
+        ("TypeError: 'NoneType' object is not iterable", "for part in gathered:", OF_RANK_0),
+        ("UnboundLocalError: local variable 'run' referenced before assignment", "print(run)", OF_RANK_0),
+        ("wandb.errors.errors.Error: You must call wandb.init() before wandb.log()", "wandb.log(loss)", OF_RANK_0),
+    ],
+)
+@pytest.mark.parametrize("ranks", [(1, 2, 3), (0, 1, 2, 3), (0, 2), (3,)])
+def test_which_ranks_raised_it_decides_what_it_means(
+    exception: str, line: str, cause: str, ranks: tuple[int, ...]
+) -> None:
+    """All four do, where the file or the script is wrong; of None one rank alone may have its sample."""
+    lines = ["Traceback (most recent call last):", '  File "/w/a.py", line 3, in <module>', f"    {line}", exception]
+    text = [f"[rank{rank}]: step 1" for rank in range(4)]
+    text += [f"[rank{rank}]: {line}" for rank in ranks for line in lines]
+    holds = ranks == (1, 2, 3) or (cause != OF_RANK_0 and len(ranks) < 4)
+    found = cause_of(read("\n".join(text)))
+    assert (found.partition(",")[0].partition(":")[0].partition(" here")[0] == cause) is (holds or not cause)
+
+
+def test_ranks_whose_lines_have_no_label_are_those_that_the_launcher_names_unless_more_said_so() -> None:
+    text = (LOGS / "user-code-error/sick-only-rank-0-has-a-writer.log").read_text(encoding="utf-8")
+    traceback = text[: text.index("W0607")]
+    assert OF_RANK_0 not in cause_of(read(traceback + text))
 
 
 def test_a_traceback_within_pythons_own_modules_alone_is_not_surely_the_scripts() -> None:
@@ -177,7 +233,7 @@ def test_a_traceback_within_pythons_own_modules_alone_is_not_surely_the_scripts(
         "ValueError: I/O operation on closed file.", ("/usr/lib/python3.11/threading.py", 16, "run", "self.go()")
     )
     assert told.verdict.raised is not None
-    assert fault_of(told.verdict.raised) is BlamedCode.UNKNOWN
+    assert fault_of(told.verdict.raised, told.log) is BlamedCode.UNKNOWN
     assert not told.opinions[0].suspect.sure
     assert told.opinions[0].finding.cause.startswith("No line of the script is in its traceback: ")
 
