@@ -2,6 +2,7 @@
 
 __all__ = [
     "endings",
+    "error_meanings",
     "false_positives",
     "good_runs",
     "kernel_kills",
