@@ -126,7 +126,7 @@ def _without_traceback(log: Log, found: LogVerdict) -> Finding:
             said = (Evidence(seen[0].line.text.strip(), where(log, seen[0].line)),)
         launcher = seen[0].words.get("launcher", "")
         text = _whole(seen[0])
-        meaning = meaning_of_words(text, lead)
+        meaning = meaning_of_words(text, lead, log)
         what = (
             f"The command line of {launcher} is refused: {text.partition(': error: ')[2]}"
             if launcher

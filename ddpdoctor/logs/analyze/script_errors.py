@@ -113,9 +113,9 @@ def _meaning(raised: LoggedException, log: Log) -> Meaning | None:
     return meaning_of(raised, log)
 
 
-def meaning_of_words(text: str, line: LogLine) -> Meaning | None:
+def meaning_of_words(text: str, line: LogLine, log: Log) -> Meaning | None:
     """Tell what a line means by which a script ends itself, without a traceback."""
-    return meaning_of(LoggedException(exception="", message=text, line=line, began=line))
+    return meaning_of(LoggedException(exception="", message=text, line=line, began=line), log)
 
 
 def _without_pythons(frames: Sequence[LogFrame]) -> list[LogFrame]:
