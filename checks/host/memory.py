@@ -21,7 +21,7 @@ from ddpdoctor.facts.snapshot import Cgroup, Container, Environment, Gpus, Kerne
 from ddpdoctor.knowledge.evidence import planned, told
 from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.knowledge.privileges import runtime_of
-from ddpdoctor.logs.analyze.sightings import word
+from ddpdoctor.logs.analyze.sightings import job_of_slurm, word
 from ddpdoctor.logs.exceptions import with_slashes
 
 CUDA_FLOOR, CUDA_WANTED = GIB, 3 * GIB
@@ -41,7 +41,41 @@ def _need(gpus: Maybe[Gpus], plan: Plan) -> tuple[int, int]:
     return plan.nproc * CUDA_FLOOR, plan.nproc * CUDA_WANTED
 
 
-@check("cgroup-memory-limit", severity=FAIL, owner=Owner.USER, stands_for=(LogTopic.KILLED_FOR_MEMORY,))
+_ENDED_BY: Final = {
+    "TERM_MEMLIMIT: job killed": ("LSF", ("bsub -M 256GB -R 'rusage[mem=256GB]' < job.sh",)),
+    "PBS: job killed: ": ("PBS", ("qsub -l mem=256gb job.sh   # PBS Pro, OpenPBS: -l select=1:mem=256gb",)),
+    'exceeds job hard limit "': ("Grid Engine", ("qsub -l h_vmem=16G job.sh   # for each slot",)),
+    "Job has gone over ": ("HTCondor", ("request_memory = 256GB   # in the submit file",)),
+    "exceeded memory limit (": ("Slurm", ("sbatch --mem=0 job.sh   # all that the node has",)),
+    "Exceeded job memory limit": ("Slurm", ("sbatch --mem=0 job.sh   # all that the node has",)),
+}
+"""Schedulers that say themselves that they ended a job at its limit, by their sign, and how to ask each for more."""
+
+
+def _who_limits(seen: Sequence[SignMatch], _: Log) -> Particulars:
+    """Where a scheduler says that it was the job's limit, nothing is left open but how to ask for more."""
+    scheduler, commands = next((_ENDED_BY[match.sign] for match in seen if match.sign in _ENDED_BY), ("", ()))
+    if not scheduler:
+        return Particulars()
+    return Particulars(
+        summary=f"{scheduler} ended the job: it took more memory than it had asked for",
+        cause="All processes of the job count together: the ranks, their DataLoader workers, what each of them loads.",
+        fixes=(
+            Fix(f"Ask {scheduler} for more memory", commands),
+            Fix("Or let the job take less: fewer DataLoader workers, data loaded lazily (`mmap=True`)"),
+        ),
+        of_everybody=True,
+        decided=True,
+    )
+
+
+@check(
+    "cgroup-memory-limit",
+    severity=FAIL,
+    owner=Owner.USER,
+    stands_for=(LogTopic.KILLED_FOR_MEMORY,),
+    log=LogTraits(particulars=_who_limits),
+)
 def cgroup_memory_limit(
     cgroup: Cgroup, container: Maybe[Container], environment: Maybe[Environment], gpus: Maybe[Gpus], plan: Plan
 ) -> Iterator[Finding]:
@@ -57,7 +91,7 @@ def cgroup_memory_limit(
 
     ## Fix
     Docker: `--memory`. Kubernetes: `resources.limits.memory`. Slurm: `--mem=0` (all of the node's memory) or
-    `--mem-per-gpu`.
+    `--mem-per-gpu`. LSF: `-M` and `-R "rusage[mem=...]"`. PBS: `-l mem=...`.
     """
     limit = known(cgroup.memory_limit)
     if limit is None:
@@ -171,7 +205,6 @@ TRAINING = r"(?:\S*python|pt_|torchrun|ray::|deepspeed|accelerate|srun|slurmstep
 
 _SLURM: Final = "srun"
 _OF_SLURM: Final = compile_lazily(r"\b(?:srun|slurmstepd\S*): error: ")
-_SLURM_JOB: Final = compile_lazily(r"\bStepId=(\d+)|\*\*\* (?:STEP|JOB) (\d+)|\bin step (\d+)\.")
 _WHOEVER_RUNS_IT: Final = {
     "kubernetes": Fix(
         "Ask Kubernetes: OOMKilled is the container's limit, Evicted the node's memory", ("kubectl describe pod POD",)
@@ -190,7 +223,7 @@ def _who_killed(seen: Sequence[SignMatch], log: Log) -> Particulars:
     named = any(match.role is SignRole.NAMES for match in seen)
     if named and not of_slurm:
         return Particulars()
-    job = _job_of_slurm(seen, log)
+    job = job_of_slurm(seen, log)
     others = [fix for name, fix in _WHOEVER_RUNS_IT.items() if name in tellers]
     limit = "Slurm `--mem`" if of_slurm else "Slurm `--mem`, Docker `--memory`"
     return Particulars(
@@ -205,12 +238,6 @@ def _who_killed(seen: Sequence[SignMatch], log: Log) -> Particulars:
         else "Mostly memory ran out: the host's, or the container's or job's limit. Else somebody ended it: a person with `kill -9`,"
         " the scheduler at a limit, the container's runtime. A process that is killed so can't say a word.",
     )
-
-
-def _job_of_slurm(seen: Sequence[SignMatch], log: Log) -> str:
-    """The job's id in Slurm's own words; "" where they don't name it."""
-    said = (line.text for line in (*(match.line for match in seen), *log.errors, *(last.line for last in log.last)))
-    return next((found[found.lastindex or 0] for text in said if (found := _SLURM_JOB.search(text))), "")
 
 
 def _ask_slurm(job: str) -> Fix:

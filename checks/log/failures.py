@@ -253,6 +253,8 @@ def _where_to_look(own: LogFrame | None) -> Fix:
     return Fix(f"Look at {own.path}, line {own.line}{code}")
 
 
+OF_GLIBC: Final = ("double free or corruption", "free()", "malloc", "realloc()", "corrupted ", "munmap_chunk()")
+"""How the C library's words on a heap that was overwritten begin."""
 ABORTED: Final = "Aborted"
 SIGABRT: Final = "SIGABRT"
 WATCHDOG: Final = "watchdog thread terminated with exception"
@@ -328,6 +330,7 @@ def process_crashed(log: Log, catalogue: Catalogue) -> Iterator[Finding]:
     how = f" ({signal_name(signal)})" if signal else ""
     handler = Fix("Run it again so that Python shows where each thread stood", ("export PYTHONFAULTHANDLER=1",))
     twice = any(sighting.sign == OPENMP for sighting in suspect.sightings)
+    heap = any(match.sign.startswith(OF_GLIBC) for match in suspect.sightings)
     told = (
         ()
         if stack is None
@@ -337,6 +340,8 @@ def process_crashed(log: Log, catalogue: Catalogue) -> Iterator[Finding]:
         capital(
             f"{who}{on} ended itself: two packages brought an OpenMP of their own"
             if twice
+            else f"{who}{on} was aborted by the C library (SIGABRT): compiled code had overwritten the memory that it hands out (the heap)"
+            if heap
             else f"{who}{on} was aborted from within (SIGABRT), as NCCL's watchdog, a failed assertion or a C++ exception does it"
             if signal == ABORT
             else f"{who}{on} crashed in compiled code{how}, without a Python exception"

@@ -33,6 +33,7 @@ _WHOSE_MEMORY: Final = compile_lazily(
     r"(?:(?!out of memory).)*out of memory\. Tried to allocate .* memory in use\.(?= )"
 )
 """The part of torch's message that tells how much of the GPU is whose; behind it stands advice."""
+_SLURM_JOB: Final = compile_lazily(r"\bStepId=(\d+)|\*\*\* (?:STEP|JOB) (\d+)|\bin step (\d+)\.")
 _OF_A_TRACEBACK: Final = compile_lazily(r"\s|File \"|Traceback ")
 
 
@@ -57,6 +58,13 @@ def said(log: Maybe[Log], slug: str) -> bool:
 def word(seen: Iterable[SignMatch], name: str) -> str:
     """Return the first of these words that any of the sightings has; "" if none has it."""
     return next((match.words[name] for match in seen if match.words.get(name)), "")
+
+
+def job_of_slurm(seen: Iterable[SignMatch], log: Log) -> str:
+    """The job's id in Slurm's own words; "" where they don't name it."""
+    ends, last = (end.line for end in log.exited), (words.line for words in log.last)
+    said = (*(match.line for match in seen), *ends, *log.errors, *last)
+    return next((found[found.lastindex or 0] for line in said if (found := _SLURM_JOB.search(line.text))), "")
 
 
 def host_named(label: str) -> str:

@@ -509,8 +509,12 @@ def test_a_line_of_the_log_is_where_the_reader_finds_it() -> None:
     [
         ("stopped-from-outside/sick-ctrl-c.log", "The run was ended from outside, by Ctrl-C (SIGINT)", ""),
         ("stopped-from-outside/sick-sigterm.log", "The run was ended from outside, by SIGTERM", "sacct"),
-        ("stopped-from-outside/sick-slurm-time-limit.log", "Slurm ended the job: time limit", "sbatch --time"),
-        ("stopped-from-outside/sick-slurm-preempted.log", "Slurm ended the job: preemption", "sbatch --requeue"),
+        ("stopped-from-outside/sick-slurm-time-limit.log", "Slurm ended the job: its time was up", "sbatch --time"),
+        (
+            "stopped-from-outside/sick-slurm-preempted.log",
+            "Slurm took the nodes for a job of higher priority",
+            "sbatch --requeue",
+        ),
         (
             "process-crashed/sick-segfault-tee.log",
             "Rank 1 crashed in compiled code (SIGSEGV), without a Python exception",
