@@ -13,9 +13,8 @@ from ddpdoctor.base.text import signal_name
 from ddpdoctor.engine.registry import Catalogue, SignRole, check, requires
 from ddpdoctor.facts.log import Log
 from ddpdoctor.knowledge.log_topics import LogTopic
-from ddpdoctor.logs.analyze.endings import signal_of
+from ddpdoctor.logs.analyze.endings import CANCELLED, signal_of
 from ddpdoctor.logs.analyze.sightings import NO_LOG, job_of_slurm, lines, own_line, sightings, where, word
-from ddpdoctor.logs.analyze.timeline import CANCELLED
 from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
 from ddpdoctor.logs.exceptions import short_name
 

@@ -26,6 +26,8 @@ SECONDS_TO_KILL: Final = 30
 """It gives its processes that long to end by SIGTERM."""
 _OF_WINDOWS: Final = {0xC0000005: 11, 0xC00000FD: 11, 0xC0000409: ABORT}
 """Its numbers for a crash: memory that isn't the process's own, a stack that overflowed, a process that gave up; by the signal that says the same."""
+CANCELLED: Final = "CANCELLED AT"
+"""Slurm's word on a job or step that it has ended, with all of its processes."""
 _STOPPED: Final = "DUE TO "
 """The reason of Slurm's that ends a job from outside."""
 ENDED_BY: Final = "ended_by"

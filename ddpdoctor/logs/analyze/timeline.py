@@ -10,7 +10,7 @@ from ddpdoctor.base.grouping import grouped
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.log import Log, LogLine, ProcessExit
-from ddpdoctor.logs.analyze.endings import endings
+from ddpdoctor.logs.analyze.endings import CANCELLED, endings
 from ddpdoctor.logs.analyze.failures import Failure, FailureKind, is_of
 from ddpdoctor.logs.exceptions import short_name
 
@@ -22,8 +22,6 @@ OUTLIVED_SECONDS: Final = 60.0
 """Seconds that a rank goes on after words of an illness, and so did not fail by it."""
 OUTLIVED_LINES: Final = 60
 """Lines of a rank that say the same."""
-CANCELLED: Final = "CANCELLED AT"
-"""Slurm's word on a job or step that it has ended, with all of its processes."""
 SAY_LITTLE: Final = {"", "AssertionError", "RuntimeError", "SystemExit", "ImportError", "OSError"}
 """Exceptions by which a script gives up over something that another line says."""
 _RAISED_BY_TORCH: Final = "RuntimeError"
