@@ -314,7 +314,7 @@ def test_a_job_that_slurm_cancelled_behind_an_exception_is_told_as_that() -> Non
     cancelled = "slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-01-01T10:00:00 DUE TO TIME LIMIT ***\n"
     told = judge_log(read(f"{steps}ValueError: sample 7 is empty\n\n{cancelled}"), catalogue())
     assert told.verdict.outcome is RunOutcome.STOPPED
-    assert "time limit" in headline(told)
+    assert "its time was up" in headline(told)
 
 
 def test_a_training_s_words_behind_an_exception_are_no_message_of_it() -> None:
