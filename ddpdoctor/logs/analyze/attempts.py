@@ -12,6 +12,7 @@ import msgspec
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.log_signs import SignRole
 from ddpdoctor.facts.log import LastWords, Log, LoggedException, LoggedStack, LogLine, ProcessExit, SignMatch
+from ddpdoctor.logs.analyze.endings import says_complete
 from ddpdoctor.logs.exceptions import (
     is_cut,
     is_of_launcher,
@@ -164,7 +165,11 @@ def _another_follows(log: Log, bounds: list[int]) -> bool:
     last = max((words.line for words in log.last), key=lambda line: line.order, default=None)
     if behind or any(error.number > end for error in log.errors) or last is None:
         return False
-    if last.number - end < LINES_OF_NEXT_ATTEMPT or _LAUNCHER.search(last.text):
+    if last.number - end < LINES_OF_NEXT_ATTEMPT:
+        return False
+    if says_complete(last):
+        return True
+    if _LAUNCHER.search(last.text):
         return False
     takes_steps = log.steps is not None and log.steps.number > end
     return takes_steps or (len(bounds) >= FAILURES_OF_SEVERAL_ATTEMPTS and not last.text[:1].isspace())

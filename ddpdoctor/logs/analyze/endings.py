@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.log_signs import SignRole
 from ddpdoctor.base.text import signal_name
 from ddpdoctor.engine.registry import Catalogue, Check
@@ -34,6 +35,18 @@ ENDED_BY: Final = "ended_by"
 """The word of a sign for what has ended the run as a whole: a scheduler's limit, timeout's."""
 _OF_THE_WHOLE: Final = ("srun", SHELL, "qacct", "bsub")
 """Who tells how a job's own commands ended."""
+_COMPLETE: Final = compile_lazily(
+    r"(?i)\btraining (?:(?:run|is|was|has) ){0,2}(?:completed?|finished|done)\b"
+    r"|\bworker group successfully finished\b|\bDone waiting for other agents\b"
+)
+"""A training's own last words, or those of torchrun's agent, which waits for others only where its ranks came to their end."""
+_INCOMPLETE: Final = compile_lazily(r"(?i)\b(?:not|never|no|abnormally|with|errors?|fail\w*|early)\b|n't\b")
+"""What makes of a training's last words another end."""
+
+
+def says_complete(last: LogLine | None) -> bool:
+    """Whether a training's last line says that it came to its end."""
+    return last is not None and bool(_COMPLETE.search(last.text)) and not _INCOMPLETE.search(last.text)
 
 
 def signal_of(exited: ProcessExit) -> int:

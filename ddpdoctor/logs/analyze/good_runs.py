@@ -13,8 +13,8 @@ from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.engine.redaction import redact_text
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.log import Log, LogLine, Noise
-from ddpdoctor.logs.analyze.endings import endings
-from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, says_complete, verdict_of
+from ddpdoctor.logs.analyze.endings import endings, says_complete
+from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
 from ddpdoctor.logs.match.shape_tally import ShapeCount, ShapeTally
 
 MAX_TOLD: Final = 20

@@ -16,7 +16,7 @@ from ddpdoctor.facts.log import Log, LoggedException, LogLine, ProcessExit, Sign
 from ddpdoctor.knowledge.hang_causes import HangCause
 from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.logs.analyze.attempts import attempts_of
-from ddpdoctor.logs.analyze.endings import signal_of
+from ddpdoctor.logs.analyze.endings import says_complete, signal_of
 from ddpdoctor.logs.analyze.failures import Failure, FailureKind, failures_of
 from ddpdoctor.logs.analyze.illness_traits import is_about_others, is_grave, is_of_host, is_of_network
 from ddpdoctor.logs.analyze.order import MERE_HINT, lead_of, weight
@@ -54,13 +54,10 @@ MAX_LINES_TO_LAUNCHER: Final = 2
 """Lines between an exception without its traceback, and its launcher's word of that."""
 _TRIES_ON: Final = compile_lazily(r"(?:.{0,160}?[ :])?\[W[\d ]|.{0,200}? NCCL INFO .*, retrying$")
 """A warning of torch's, or NCCL's word on a try that another one follows."""
-_COMPLETE: Final = compile_lazily(r"(?i)\btraining (?:(?:run|is|was|has) ){0,2}(?:completed?|finished|done)\b")
 _ENDS_BADLY: Final = compile_lazily(
     r"(?i:\bexit(?:ed|ing)?(?: with)?[ _-](?:code|status)(?: is| was)?[ :=]{1,3}[1-9]\d{0,2}\W*$)|^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)$"
     r"|^Error executing job with overrides: \[|^(?:Error \w+ing|Failed to|Could not|Unable to) \S.{0,300}: \S"
 )
-_INCOMPLETE: Final = compile_lazily(r"(?i)\b(?:not|never|no|abnormally|with|errors?|fail\w*|early)\b|n't\b")
-"""What makes of a training's last words another end."""
 WHY_LEAD: Final = "it is what failed first, and no sign of an illness is in it"
 WHY_ANNOUNCED: Final = "its process went on after it, and nothing else in this log says why the run failed"
 WHY_LOST: Final = "a rank ended without a word, and this is what the others say of it"
@@ -266,11 +263,6 @@ def _only_warns(course: Timeline) -> bool:
     )
     said = all(failure.kind is FailureKind.SAID and not failure.effects for failure in course.failures)
     return bool(mere or (said and says_complete(course.latest))) and not _last_errors(course)
-
-
-def says_complete(last: LogLine | None) -> bool:
-    """Whether a training's last line says that it came to its end."""
-    return last is not None and bool(_COMPLETE.search(last.text)) and not _INCOMPLETE.search(last.text)
 
 
 def _others(lead: Failure, own: Sequence[Failure], course: Timeline) -> tuple[LoggedException, ...]:
