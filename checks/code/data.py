@@ -9,9 +9,9 @@ from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix, Owner
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.checks.log_check import log_check
 from ddpdoctor.engine.registry import LogTraits, SignRole
-from ddpdoctor.facts.log import Log, SignMatch
+from ddpdoctor.facts.log import Log, LogLine, SignMatch
 from ddpdoctor.logs.analyze.false_positives import trains_behind
-from ddpdoctor.logs.analyze.sightings import word
+from ddpdoctor.logs.analyze.sightings import shown_by, word
 
 
 @log_check("batchnorm-batch-of-one", severity=FAIL, owner=Owner.USER, of_rank=True)
@@ -91,13 +91,45 @@ def _trains_on(one: SignMatch, log: Log) -> bool:
     return trains_behind(one.line, log) and not _NO_STEP.search(log.steps.text)
 
 
-@log_check("nan-loss", severity=WARN, owner=Owner.USER, of_rank=True, log=LogTraits(refuted=_trains_on))
+_OF_NAN: Final = compile_lazily(r"(?i)\bnan\b|isnan|is_?finite|infinity|invalid numeric|boxes1\[:, 2:\] >= ")
+"""An exception's words, or the line that raises it, on numbers that are none; generalized_box_iou's, of the boxes that DETR's model gives."""
+
+
+def _with_consequences(seen: Sequence[SignMatch], log: Log, slug: str) -> list[SignMatch]:
+    """Add the exceptions of numbers that are none, where the loss was none before: they come of that."""
+    lost = [match.line for match in seen if match.slug == slug and match.role is SignRole.NAMES]
+    known = {match.line.order for match in seen}
+    return [
+        *seen,
+        *(
+            shown_by(raised, slug, SignRole.NAMES)
+            for raised in log.raised
+            if any(_may_lead_to(line, raised.began) for line in lost)
+            and raised.line.order not in known
+            and _OF_NAN.search(f"{raised.message} {raised.frames[-1].code if raised.frames else ''}")
+        ),
+    ]
+
+
+def _may_lead_to(one: LogLine, later: LogLine) -> bool:
+    """Whether the log doesn't show that it stands behind; all ranks get it from one, with its gradients."""
+    return one.file != later.file or one.order < later.order
+
+
+@log_check(
+    "nan-loss",
+    severity=WARN,
+    owner=Owner.USER,
+    of_rank=True,
+    log=LogTraits(refuted=_trains_on, revises=_with_consequences),
+)
 def nan_loss(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """The loss became NaN.
 
     ## What breaks
     Nothing stops: the training goes on with useless weights. With anomaly detection it ends with "returned nan values".
-    With fp16 every step is skipped, and the loss scale falls to its minimum.
+    With fp16 every step is skipped, and the loss scale falls to its minimum. What takes the loss or the model's output for numbers may
+    refuse it: "Input contains NaN", "cannot convert float NaN to integer", an assertion.
 
     ## Why
     Mostly a learning rate that is too high for the batch of all ranks together, an overflow of fp16, or a division by zero or

@@ -367,10 +367,10 @@ def _of_attempt(log: Log, verdict: LogVerdict) -> str:
 
 
 def _also(judgement: LogJudgement, *, verbose: bool) -> Iterator[Section]:
-    """List what the log speaks of, too, and this failure doesn't come from."""
+    """List what the log speaks of, too, and the run didn't end by, though it may have led there, as NaN does."""
     for words, line in own_errors(judgement.verdict):
         yield Section((_seen(judgement.log, words, line, indent=0),))
-    heading, also = "Also in it, and not the cause of this", judgement.also
+    heading, also = "Also in it, and not what ended it", judgement.also
     if verbose and also:
         yield Section((), heading)
         yield from finding_sections([(diagnosis.check, INFO, diagnosis.finding) for diagnosis in also])
