@@ -146,6 +146,13 @@ def may_be_caught(raised: LoggedException) -> bool:
     return bool(raised.frames) and raised.frames[0].function not in _OUTERMOST and not headless
 
 
+def is_optional(raised: LoggedException) -> bool:
+    """Whether it is of an import, and nothing was called: scripts try them, and do without."""
+    return short_name(raised.exception) in ("ImportError", "ModuleNotFoundError") and all(
+        frame.function == "<module>" or frame.path.startswith("<") for frame in raised.frames
+    )
+
+
 def ends_its_run(raised: LoggedException) -> bool:
     """Whether nobody caught it, so that a run of one process, or of that launcher, is over behind it. A process that multiprocessing starts begins
     in a string; what a logger writes before a launcher's last words is no announcement of them; and how far a message goes that begins below the
@@ -359,8 +366,10 @@ LAST_ERROR: Final = "Last error:"
 """What torch puts, on a line of its own, before NCCL's own word on an error of its."""
 ENDS_NOTHING: Final = compile_lazily(
     r"Exception ignored (?:in|on|while)\b|--- Logging error ---$|Error in atexit\._run_exitfuncs:"
+    r"|(?:We expect that some modules will need time to support|.{0,80}modules must be compiled with) NumPy 2(?:\.0)?\.$"
 )
-"""Python prints them of a destructor, a logger or the end of a process that has done its work, and goes on."""
+"""Python prints them of a destructor, a logger or the end of a process that has done its work, and goes on; numpy 2 of a module that was compiled
+for numpy 1 (numpy/core/_multiarray_umath.py): what imports that may do without, else it raises an exception of its own."""
 _OF_A_PART: Final = compile_lazily(
     r"Exception in thread \S|Process [\w-]+-\d+(?::\d+)*:$|(?:Task|Future) exception was never retrieved"
 )

@@ -46,7 +46,7 @@ MAX_LINES_ABOUT_EXIT: Final = 8
 
 _HEADER: Final = "Traceback (most recent call last)"
 _SKIPS: Final = compile_lazily(
-    r"(?i)\bskip(?:s|ping|ped)? (?:this |the |that |current )*(?:(?:mini-?)?batch|sample)\b|^[\[(<]skip(?:s|ping|ped)?[\])>]"
+    r"(?i)\bskip(?:s|ping|ped)?[ -](?:this |the |that |current )*(?:(?:mini-?)?batch|sample)\b|^[\[(<]skip(?:s|ping|ped)?[\])>]"
 )
 
 
@@ -59,14 +59,14 @@ class FailureKind(Enum):
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """One failure of one rank. raised: the first of its chain; last: what it led to in the end. signs: of illnesses, within it. effects: signs within it which say that another
+    """One failure of one rank. raised: the first of its chain; may_be_caught: whether somebody may have caught what it led to in the end. signs: of illnesses, within it. effects: signs within it which say that another
     rank fell. over: the last line of its chain. explained: of a process that ended, whether something else in the log says why."""
 
     line: LogLine
     began: LogLine
     over: LogLine
     raised: LoggedException | None = None
-    last: LoggedException | None = None
+    may_be_caught: bool = False
     exited: ProcessExit | None = None
     explained: bool = False
     signs: tuple[SignMatch, ...] = ()
@@ -85,11 +85,6 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     def raises(self, kind: Callable[[LoggedException], bool]) -> bool:
         """Whether it is an exception of that kind."""
         return self.raised is not None and kind(self.raised)
-
-    @property
-    def may_be_caught(self) -> bool:
-        """Whether somebody may have caught what it led to in the end."""
-        return self.last is not None and may_be_caught(self.last)
 
     @property
     def slugs(self) -> set[str]:
@@ -151,11 +146,13 @@ def failures_of(log: Log, catalogue: Catalogue) -> list[Failure]:
             # Behind an exception it is another's word, mostly a launcher's on what came of it.
             within = [match for match in within if match.slug != stopped]
         taken.update(id(match) for match in within if chain[0].began.number <= match.line.number)
+        # Hydra ends the process behind a traceback that it has shortened.
+        caught = may_be_caught(chain[-1]) and not any(SHORTENED in match.sign for match in within)
         if not any(map(is_cut, chain)):
             # What the exception says decides, and not that hydra has shortened its traceback.
             within = [match for match in within if SHORTENED not in match.sign]
         one = _failure(catalogue, chain[0].began, within, raised=_root(chain))
-        raised.append(msgspec.structs.replace(one, over=_last_line(chain[-1]), last=chain[-1]))
+        raised.append(msgspec.structs.replace(one, over=_last_line(chain[-1]), may_be_caught=caught))
     hints = [match for match in real if SHORTENED in match.sign and id(match) not in taken]
     for hint in hints:
         # However long the exception's message was, or what others wrote into it.

@@ -12,7 +12,7 @@ from ddpdoctor.logs.analyze.endings import TELLS_OF_EVERY_END
 from ddpdoctor.logs.analyze.failures import Failure, FailureKind
 from ddpdoctor.logs.analyze.illness_traits import is_grave
 from ddpdoctor.logs.analyze.timeline import Timeline
-from ddpdoctor.logs.exceptions import ENDS_NOTHING, INFORMS, LEVEL, LOGGED, NAMED, is_bare, short_name
+from ddpdoctor.logs.exceptions import ENDS_NOTHING, INFORMS, LEVEL, LOGGED, NAMED, is_bare, is_optional, short_name
 from ddpdoctor.logs.launch_failures import STARTS_AGAIN, gives_up
 from ddpdoctor.logs.parse.error_words import ERROR_WORDS, speaks_of_error
 from ddpdoctor.logs.parse.exits import ANYBODY, RAY_TRAIN, SHELL
@@ -182,14 +182,7 @@ def _trained_on(failure: Failure, course: Timeline) -> bool:
         return not _ENDS_ITS_PROCESS.search(failure.line.text)
     # The last line is another one than a step: what is written when all is done.
     ends = course.latest is not None and bool(_AT_THE_END.search(course.latest.text))
-    return failure.may_be_caught or (_is_optional(failure.raised) and ends)
-
-
-def _is_optional(raised: LoggedException) -> bool:
-    """Whether it is of an import, and nothing was called: scripts try them, and do without."""
-    return short_name(raised.exception) in ("ImportError", "ModuleNotFoundError") and all(
-        frame.function == "<module>" or frame.path.startswith("<") for frame in raised.frames
-    )
+    return failure.may_be_caught or (is_optional(failure.raised) and ends)
 
 
 def _fell(said: Sequence[Failure], course: Timeline) -> bool:

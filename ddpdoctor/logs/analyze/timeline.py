@@ -12,7 +12,8 @@ from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.log import Log, LogLine, ProcessExit
 from ddpdoctor.logs.analyze.endings import CANCELLED, endings
 from ddpdoctor.logs.analyze.failures import Failure, FailureKind, is_of
-from ddpdoctor.logs.exceptions import short_name
+from ddpdoctor.logs.analyze.illness_traits import is_about_others
+from ddpdoctor.logs.exceptions import is_optional, short_name
 
 SAME_MOMENT: Final = 1.0
 """Seconds within which the order of two ranks' failures says nothing."""
@@ -116,7 +117,9 @@ class Timeline:
             return False
         line, later = failure.line, self._own_of.get(failure.line.stream, [])
         if failure.kind is FailureKind.RAISED:
-            return any(self.far(failure.over, follower.began) for follower in later if follower is not failure)
+            return any(
+                self.far(failure.over, follower.began) for follower in later if follower is not failure
+            ) or self._was_caught(failure)
         if line.rank is not None and self.gone_on_after(line):
             return True
         warns = bool(_WARNS.match(line.text))
@@ -127,6 +130,20 @@ class Timeline:
             says_much(follower) or (warns and is_other_than_warned(follower)) or self.far(line, follower.began)
             for follower in later
             if follower.is_ordinary and follower.began.number > line.number
+        )
+
+    def _was_caught(self, failure: Failure) -> bool:
+        """Whether steps follow a traceback that somebody may have caught, and another exception behind those ends the run: a process dies of
+        one alone. What a rank says of others, of which one is gone, may come of the first."""
+        steps = [line.order for line in (self.log.recurs, self.log.trains) if line and line.order > failure.over.order]
+        if not steps or failure.raised is None or not (failure.may_be_caught or is_optional(failure.raised)):
+            return False
+        return any(
+            follower.line.file == failure.line.file
+            and failure.rank in (None, follower.rank)
+            and min(steps) < follower.began.order
+            and (follower.is_ordinary or not any(is_about_others(self.catalogue, slug) for slug in follower.slugs))
+            for follower in self.own
         )
 
     def went_on_until_stopped(self, failure: Failure) -> bool:
