@@ -1,5 +1,5 @@
-"""The log signs of all checks, and what exceptions mean, out of the files that people write (checks/**/*.signs.toml, *.meanings.toml): what
-the JSON is to say that the program reads."""
+"""The log signs of all checks, what exceptions mean, and what releases of packages changed, out of the files that people write
+(checks/**/*.signs.toml, *.meanings.toml, *.changes.toml): what the JSON is to say that the program reads."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ddpdoctor.base.findings import Fix
 from ddpdoctor.base.log_signs import LogSign
 from ddpdoctor.base.sign_files import SignFileError, make_row, make_rows, make_signs, parse_sign_tables, read_tables
 from ddpdoctor.checks.catalogue import catalogue
+from ddpdoctor.checks.python.version_changes import VersionChange
 from ddpdoctor.knowledge import xids
 from ddpdoctor.logs.analyze.error_meanings import Meaning
 from ddpdoctor.logs.exceptions import OF_ERRORS_MODULES
@@ -31,6 +32,8 @@ COMPILED: Final = CHECKS / "log_signs.json"
 LOGS: Final = Path(__file__).parent.parent / "ddpdoctor" / "logs"
 MEANINGS: Final = CHECKS / "log" / "failures.meanings.toml"
 COMPILED_MEANINGS: Final = LOGS / "analyze" / "error_meanings.json"
+CHANGES: Final = CHECKS / "python" / "package_versions.changes.toml"
+COMPILED_CHANGES: Final = CHECKS / "python" / "version_changes.json"
 WORDS: Final = LOGS / "parse"
 """Where files of that kind say what launchers and errors read like, whatever the illness."""
 
@@ -117,7 +120,32 @@ def _meaning(table: Mapping[str, Any], place: str) -> Meaning:
     return meaning
 
 
-def compiled(rows: Mapping[str, Sequence[LogSign | Meaning]]) -> str:
+def read_changes() -> dict[str, tuple[VersionChange, ...]]:
+    """What releases of packages changed, as the file says it."""
+    return make_changes(read_tables(CHANGES.read_text(encoding="utf-8"), CHANGES.name), CHANGES.name)
+
+
+def make_changes(content: Mapping[str, Any], name: str) -> dict[str, tuple[VersionChange, ...]]:
+    """Make the changes of a file.
+
+    Raises:
+        SignFileError: one is wrong, or two are of the same name.
+    """
+    changes = make_rows(content, name, lambda table, place: (_change(table, place),), noun="number")
+    for what, times in Counter(what for rows in changes.values() for row in rows for what in row.names).items():
+        if times > 1:
+            raise SignFileError(f"{name}: {what} has {times} changes")
+    return changes
+
+
+def _change(table: Mapping[str, Any], place: str) -> VersionChange:
+    change = make_row(dict(table), VersionChange, place)
+    if not (change.names and change.instead and bool(change.removed) != bool(change.added)):
+        raise SignFileError(f"{place}: it needs names, what to write instead, and one of removed and added")
+    return change
+
+
+def compiled(rows: Mapping[str, Sequence[LogSign | Meaning | VersionChange]]) -> str:
     """JSON with a sign or a meaning a line, so that a change is a change of that line."""
     keys = [
         f'"{key}": [\n' + ",\n".join(msgspec.json.encode(row).decode() for row in rows[key]) + "\n]"
@@ -127,7 +155,7 @@ def compiled(rows: Mapping[str, Sequence[LogSign | Meaning]]) -> str:
 
 
 def compiled_words() -> dict[Path, str]:
-    """Of each file of words, and of meanings, the JSON that the program reads, by its path."""
+    """Of each file of words, of meanings and of changes, the JSON that the program reads, by its path."""
     parts = {**PARTS, "NO_FIGURE": NO_FIGURE, "OF_ERRORS_MODULES": OF_ERRORS_MODULES}
     words = {
         path.with_name(path.name.replace(".signs.toml", ".json")): compiled(
@@ -135,4 +163,4 @@ def compiled_words() -> dict[Path, str]:
         )
         for path in sorted(WORDS.glob("*.signs.toml"))
     }
-    return {**words, COMPILED_MEANINGS: compiled(read_meanings())}
+    return {**words, COMPILED_MEANINGS: compiled(read_meanings()), COMPILED_CHANGES: compiled(read_changes())}

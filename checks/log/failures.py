@@ -42,6 +42,7 @@ ONE_OPENMP: Final = Fix(
     "OpenMP along. KMP_DUPLICATE_LIB_OK=TRUE only silences it, and results may be wrong"
 )
 HYDRA: Final = "Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace"
+IN_A_CALL: Final = "Error in call to target "
 MISTAKE: Final = "A mistake in the script or its arguments. No illness of the machine, its network or its packages is known to say this."
 NOT_THERE: Final = "The Python that ran the script doesn't find that module: its package isn't installed there, or another environment was meant."
 UNGUARDED: Final = "An attempt has been made to start a new process before"
@@ -154,9 +155,18 @@ def _without_traceback(log: Log, found: LogVerdict) -> Finding:
     )
 
 
+_OF_HYDRA: Final = compile_lazily(r"Error executing job with overrides: |\s*$")
+
+
 def _whole(seen: SignMatch) -> str:
-    """Its line, with the next one where it announces that."""
+    """Its line, with the next one where it announces that; of hydra's last line those before it, which say what went wrong."""
     text = seen.line.text.strip()
+    if (
+        told := [line.text.strip() for line in seen.before if not _OF_HYDRA.match(line.text)]
+        if seen.sign == HYDRA
+        else []
+    ):
+        return " ".join(told)
     below = seen.after[0].text.strip() if text.endswith(":") and seen.after else ""
     return f"{text} {below}".rstrip()
 
@@ -176,6 +186,10 @@ def _said_with(seen: SignMatch) -> list[LogLine]:
 
 
 def _what_to_mend(before: Sequence[LogLine], launcher: str) -> Fix:
+    if any(line.text.startswith(IN_A_CALL) for line in before):
+        return Fix(
+            "Let hydra show in which line of that class or function it was raised", ("export HYDRA_FULL_ERROR=1",)
+        )
     if launcher:
         return Fix(
             "Mend the command line: these are its options, and the script comes behind them",

@@ -10,23 +10,23 @@ from typing import Final
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix, Owner
 from ddpdoctor.base.log_signs import SignRole
 from ddpdoctor.base.text import LONGEST_QUOTE, clip
-from ddpdoctor.checks.python.version_mismatches import VersionMismatch, mismatch_of
+from ddpdoctor.checks.python.version_changes import VersionChange, change_of
+from ddpdoctor.checks.python.version_mismatches import MODELS_CODE, VersionMismatch, mismatch_of
 from ddpdoctor.engine.registry import Catalogue, LogTraits, check, requires
 from ddpdoctor.facts.log import Log, LoggedException, SignMatch
 from ddpdoctor.knowledge.python_commands import python_of, versions_installed
 from ddpdoctor.knowledge.python_packages import PACKAGES
+from ddpdoctor.logs.analyze.failures import passed_over
 from ddpdoctor.logs.analyze.sightings import NO_LOG, lines, shown_by, where, word
 from ddpdoctor.logs.analyze.verdict import verdict_of
 
 SLUG: Final = "package-version-mismatch"
-_DROPPED_FIRST: Final = ("bool", "int", "float", "complex", "object", "str", "long", "unicode", "typeDict")
-"""What numpy 1.24 has dropped; other names numpy 2 has."""
 OF_RAY: Final = "Version mismatch: The cluster"
 
 
 def _with_mismatches(seen: Sequence[SignMatch], log: Log, slug: str) -> list[SignMatch]:
     """Add the exceptions that show it by their kind and place; not those of which a sign tells more."""
-    known = {match.line.order for match in seen}
+    known = {match.line.order for match in seen} | passed_over(log.raised)
     found = ((raised, mismatch_of(raised)) for raised in log.raised if raised.line.order not in known)
     return [
         *seen,
@@ -64,7 +64,7 @@ def package_version_mismatch(log: Log, catalogue: Catalogue) -> Iterator[Finding
     if not found:
         yield _by_words(log, suspect.sightings)
         return
-    special = (each for each in found if each[1].fixes)
+    special = (each for each in found if each[1].fixes or each[1].change)
     yield _finding(log, *next(special, found[0]))
 
 
@@ -103,9 +103,19 @@ def _see(python: str, packages: Sequence[str]) -> Fix:
 def _fit(python: str, mismatch: VersionMismatch) -> tuple[Fix, ...]:
     """Say of each side for which case its upgrade is; of the newest of both, where both are known."""
     asker, asked = mismatch.asker, mismatch.asked
-    if not asker:
+    if mismatch.change:
+        return _of_a_change(python, asker, mismatch.change)
+    if not asker and not asked:
         return (_install(python, mismatch.packages),)
     other = asked or "the other package"
+    if not asker:
+        return (
+            _upgrade(python, asked, f"Where {other} is too old, and doesn't have it yet: upgrade that"),
+            Fix(
+                f"Where the script is too old: see {other}'s release notes for what has taken its place, or take the release of {other} that the "
+                "project's requirements name"
+            ),
+        )
     return (
         _upgrade(python, asked, f"Where {other} is too old, and doesn't have it yet: upgrade that"),
         _upgrade(
@@ -117,9 +127,34 @@ def _fit(python: str, mismatch: VersionMismatch) -> tuple[Fix, ...]:
     )
 
 
-def _upgrade(python: str, package: str, why: str) -> Fix:
-    known = package in PACKAGES and package != "torch"
-    return Fix(why, (shlex.join((python, "-m", "pip", "install", "--upgrade", PACKAGES[package])),) if known else ())
+def _of_a_change(python: str, asker: str, change: VersionChange) -> tuple[Fix, ...]:
+    """Say what to do where it is known which release took away what is lacking, or brought it."""
+    package = change.package
+    if change.added:
+        upgrade = _upgrade(python, package, f"Take {package} {change.added} or newer", f">={change.added}")
+        return (
+            upgrade,
+            *(() if asker else (Fix(f"Or write in its place, as older releases have it: {change.instead}"),)),
+        )
+    older = _upgrade(python, package, f"Or take {package} before {change.removed}", f"<{change.removed}")
+    if asker == MODELS_CODE:
+        return (
+            Fix(
+                "Take a newer revision of the model (revision=...), or, where transformers has that model itself, trust_remote_code=False"
+            ),
+            older,
+        )
+    if asker:
+        return (_upgrade(python, asker, f"Upgrade {asker}: newer releases do without it"), older)
+    return (Fix(f"Write in its place: {change.instead}"), older)
+
+
+def _upgrade(python: str, package: str, why: str, limit: str = "") -> Fix:
+    """Say how to install another release of a package; of torch its own page tells, since there are builds for each CUDA."""
+    if package not in PACKAGES or package == "torch":
+        return Fix(why)
+    what = (f"{PACKAGES[package]}{limit}",) if limit else ("--upgrade", PACKAGES[package])
+    return Fix(why, (shlex.join((python, "-m", "pip", "install", *what)),))
 
 
 def _install(python: str, packages: Sequence[str]) -> Fix:
@@ -186,16 +221,13 @@ def _of_an_age(python: str, seen: Sequence[SignMatch]) -> tuple[str, str, tuple[
     """Tell what is older than what, where the words show it: (summary, cause, fixes, packages)."""
     pip = (python, "-m", "pip", "install")
     if dropped := word(seen, "dropped"):
-        limit = "1.24" if dropped in _DROPPED_FIRST else "2"
+        change = change_of(f"numpy.{dropped}") or VersionChange(
+            package="numpy", removed="2.0", instead="what its message names", source=""
+        )
         return (
             f"The installed numpy no longer has np.{dropped}, which other code uses: that was written for an older numpy",
-            f"numpy {limit} has dropped that name.",
-            (
-                Fix(
-                    "Where it is a package's code, upgrade that package; where it is your own, write what numpy's message names in its place"
-                ),
-                Fix("Or take an older numpy", (shlex.join((*pip, f"numpy<{limit}")),)),
-            ),
+            f"numpy {change.removed} has dropped that name. Where it is a package's code, upgrade that package.",
+            _of_a_change(python, "", change),
             ("numpy",),
         )
     if word(seen, "newer"):

@@ -15,6 +15,7 @@ import msgspec
 
 from ddpdoctor.base.findings import Fix
 from ddpdoctor.base.lazy_patterns import compile_lazily
+from ddpdoctor.checks.python.version_changes import VersionChange, change_of
 from ddpdoctor.facts.log import LogFrame, LoggedException
 from ddpdoctor.knowledge.python_packages import PACKAGES
 from ddpdoctor.logs.exceptions import is_of_library, package_of, short_name, with_slashes
@@ -24,7 +25,7 @@ class VersionMismatch(msgspec.Struct, frozen=True, kw_only=True):
     """Two things of different versions.
 
     sure: nothing of the script's can be the reason. packages: whose releases are to be looked at, as they are imported; asker, asked: the
-    two of them of which either may be the older one; "" where that one isn't known, or there are no two sides. frame: the call that met
+    two of them of which either may be the older one; "" where that one isn't known, is the script, or there are no two sides. frame: the call that met
     it. sought: a name in that frame's file that tells which package it is of.
     """
 
@@ -38,6 +39,10 @@ class VersionMismatch(msgspec.Struct, frozen=True, kw_only=True):
     sought: str = ""
     fixes: tuple[Fix, ...] = ()
     """Where another release of a package wouldn't help."""
+    lacking: str = ""
+    """The name that isn't there, as `version_changes` has it."""
+    change: VersionChange | None = None
+    """Which release took it away, or brought it."""
 
 
 _PYTHON: Final = "Python"
@@ -50,16 +55,71 @@ _SHADOWED: Final = compile_lazily(r"partially initialized|circular import|consid
 def mismatch_of(raised: LoggedException) -> VersionMismatch | None:
     """Tell which versions don't fit, where the exception shows that."""
     judge = _JUDGES.get(short_name(raised.exception))
-    if judge is None or not raised.frames or _SHADOWED.search(raised.message):
+    if not raised.frames or _SHADOWED.search(raised.message):
         return None
-    return judge(raised)
+    found = _of_own_words(raised) or (judge(raised) if judge else None)
+    change = change_of(found.lacking) if found else None
+    return _of_change(found, change) if found and change else found
+
+
+def _of_change(found: VersionMismatch, change: VersionChange) -> VersionMismatch:
+    """Tell which side is too old, where it is known which release took away what is lacking, or brought it."""
+    what, package = found.lacking.replace(")", "=...)"), change.package
+    told = (
+        f"which {package} {change.removed} has taken away: it was written for an older {package}"
+        if change.removed
+        else f"which {package} has since {change.added}: the installed one is older"
+    )
+    return msgspec.structs.replace(
+        found,
+        summary=f"{_called_by(found.asker)} uses {what}, {told}",
+        cause=f"{package} has no {what} {'since' if change.removed else 'before'} {change.removed or change.added}."
+        + (
+            "" if found.sure else f" Unless a class, a file or a folder of your own has the name of one of {package}'s."
+        ),
+        packages=tuple(each for each in (found.asker, package) if each not in ("", _PYTHON, MODELS_CODE)),
+        asked=package,
+        change=change,
+    )
+
+
+MODELS_CODE: Final = "transformers_modules"
+"""Code that a model's files bring along, as transformers keeps it."""
+
+
+def _called_by(package: str) -> str:
+    return "The model's own code" if package == MODELS_CODE else package or "The script"
+
+
+_REMOVED: Final = compile_lazily(
+    r"\b(?:was|were|has been|have been) removed (?:in|from|since) (?:the )?(?:[A-Za-z][\w-]{0,40} )?v?(?P<version>\d+(?:\.\d+)+)"
+)
+
+
+def _of_own_words(raised: LoggedException) -> VersionMismatch | None:
+    """A package says itself that a release of its took away what is asked for."""
+    package, found = package_of(raised.frames[-1].path), _REMOVED.search(raised.message)
+    if not (package and found):
+        return None
+    asker = next((frame for frame in reversed(raised.frames) if package_of(frame.path) != package), raised.frames[-1])
+    whose = package_of(asker.path)
+    return VersionMismatch(
+        summary=f"{_called_by(whose)} was written for {package} before {found['version']}: {raised.message}",
+        cause=f"{package} says itself that it no longer has what is asked of it.",
+        packages=(whose, package) if whose else (package,),
+        asker=whose,
+        asked=package,
+        sure=True,
+        frame=asker,
+        change=VersionChange(package=package, removed=found["version"], instead="what its message names", source=""),
+    )
 
 
 # --- calls ------------------------------------------------------------------------------------------------------------------
 
 
 _ARGUMENTS: Final = compile_lazily(
-    r"(?P<what>[\w.]+)\(\) (?:got an unexpected keyword argument(?: '(?P<keyword>\w+)')?|missing \d+ required (?:positional|keyword-only) arg"
+    r"(?:class `\w{1,100}` in (?P<package>\w{1,60})/\S{1,300}: )?(?P<what>[\w.]+)\(\) (?:got an unexpected keyword argument(?: '(?P<keyword>\w+)')?|missing \d+ required (?:positional|keyword-only) arg"
     r"|takes (?:no|from|exactly|at (?:least|most)|\d).{0,60} given\b)"
 )
 _CALL: Final = compile_lazily(r"(?<![\w.])(?P<owner>(?:[\w.]{1,200}\.)?)(?P<name>\w{1,100})\(")
@@ -76,6 +136,8 @@ def _of_call(raised: LoggedException) -> VersionMismatch | None:
     if found is None:
         return None
     what, keyword = found["what"], found["keyword"] or ""
+    if found["package"]:
+        return _from_a_file(what, keyword, found["package"], raised.frames[-1])
     passes = re.compile(rf"\b{keyword}\s*=(?!=)") if keyword else None
     frames = list(raised.frames)
     while frames and package_of(frames[-1].path) and _HANDED_ON.search(frames[-1].code):
@@ -88,8 +150,13 @@ def _of_call(raised: LoggedException) -> VersionMismatch | None:
     caller = frames[-1] if frames else None
     package = package_of(caller.path) if caller else ""
     said_by_script = bool(passes and raised.own and passes.search(raised.own.code))
+    lacking = f"{what.removesuffix(f'.{_INIT}').rpartition('.')[2]}({keyword})"
+    if caller and not package and (by_script := _by_script(lacking, caller)):
+        return by_script
     if caller is None or not package:
-        return None if said_by_script else _from_a_file(what, keyword, inner)
+        return (
+            None if said_by_script or not inner else _from_a_file(what, keyword, package_of(inner[-1].path), inner[-1])
+        )
     own_choice, fits, imported = _called(what, caller.code)
     explicit = bool(passes and passes.search(caller.code))
     by_module = bool(inner) and with_slashes(inner[0].path).endswith(_CARRIER) and caller.code.endswith("(")
@@ -107,6 +174,10 @@ def _of_call(raised: LoggedException) -> VersionMismatch | None:
         f"an argument '{keyword}', which {short}() doesn't take" if keyword else f"other arguments than {short}() takes"
     )
     asked = _provider(imported, package, inner)
+    method = what.rpartition(".")[2]
+    overridden = (
+        bool(keyword) and not asked and not inner and what != method != _INIT and f"self.{method}(" in caller.code
+    )
     return VersionMismatch(
         summary=f"{package} calls {shown}() with {how}: {_unfit(package, asked)}",
         cause=f"The call stands in {package}'s own code, which was written for another release of {asked or f'the package that {shown}() is of'}."
@@ -120,7 +191,38 @@ def _of_call(raised: LoggedException) -> VersionMismatch | None:
         asked=asked,
         sure=sure,
         frame=caller,
+        lacking=lacking,
+        fixes=(
+            Fix(
+                f"Where {what}() is yours: let it take what {package} hands over",
+                (f"def {method}(self, ..., {keyword}=None):   # in {what.rpartition('.')[0]}",),
+            ),
+            Fix(f"Where it is another package's: take the release of {package} that this one was made for"),
+        )
+        if overridden
+        else (),
         sought=imported if fits or what.startswith(f"{imported}.") else "",
+    )
+
+
+_SHORT: Final = {"pl": "pytorch_lightning", "np": "numpy"}
+"""As scripts call modules."""
+
+
+def _by_script(lacking: str, caller: LogFrame) -> VersionMismatch | None:
+    """An argument that the script gives to a package's class or function: one of which it is known, or that it calls by the package's name."""
+    kind, keyword = lacking.rstrip(")").split("(")
+    owner = next((call["owner"].partition(".")[0] for call in _CALL.finditer(caller.code) if call["name"] == kind), "")
+    asked = _SHORT.get(owner, owner)
+    if not keyword or not (change_of(lacking) or asked in PACKAGES):
+        return None
+    return VersionMismatch(
+        summary=f"The script calls {kind}() with an argument '{keyword}', which the installed {asked} doesn't take: versions don't fit",
+        cause=f"The script was written for another release of {asked}. Unless the argument is misspelt.",
+        packages=(asked,),
+        asked=asked,
+        frame=caller,
+        lacking=lacking,
     )
 
 
@@ -128,7 +230,7 @@ _CLASSES: Final = {
     "Accelerator": "accelerate", "AcceleratorState": "accelerate", "DataLoaderConfiguration": "accelerate", "PartialState": "accelerate",
     "FullyShardedDataParallelPlugin": "accelerate", "GradientAccumulationPlugin": "accelerate", "DeepSpeedPlugin": "accelerate",
     "HfApi": "huggingface_hub", "InferenceClient": "huggingface_hub", "LoraConfig": "peft", "PeftModel": "peft", "LoraModel": "peft",
-    "PreTrainedModel": "transformers", "PretrainedConfig": "transformers", "TrainingArguments": "transformers",
+    "DynamicCache": "transformers", "PreTrainedModel": "transformers", "PretrainedConfig": "transformers", "TrainingArguments": "transformers",
     "BitsAndBytesConfig": "transformers", "DataLoader": "torch", "DistributedDataParallel": "torch", "DeepSpeedEngine": "deepspeed",
 }  # fmt: skip
 """Public classes that other packages call, by what they are imported from."""
@@ -188,17 +290,16 @@ def _class_called(code: str) -> str:
     return next((call["name"] for call in _CALL.finditer(code) if call["name"][:1].isupper()), _INIT)
 
 
-def _from_a_file(what: str, keyword: str, inner: tuple[LogFrame, ...]) -> VersionMismatch | None:
+def _from_a_file(what: str, keyword: str, package: str, frame: LogFrame) -> VersionMismatch | None:
     """An argument of a class that the script's line doesn't name, and a package hands on."""
-    if not (inner and keyword and what.endswith(_INIT)):
+    if not (keyword and what.endswith(_INIT)):
         return None
-    package = package_of(inner[-1].path)
     shown = what.removesuffix(f".{_INIT}") if what != _INIT else "a class of its own"
     return VersionMismatch(
         summary=f"{package} builds {shown} with an argument '{keyword}', which {shown} doesn't take: {package} is of another version than what gives it that",
         cause=f"The script's line doesn't name '{keyword}': it mostly comes from a file (a configuration, an adapter) that a newer {package} wrote.",
         packages=(package,),
-        frame=inner[-1],
+        frame=frame,
     )
 
 
@@ -208,7 +309,7 @@ def _from_a_file(what: str, keyword: str, inner: tuple[LogFrame, ...]) -> Versio
 _OF_MODULE: Final = compile_lazily(r"module '?(?P<module>\w[\w.]*)'? has no attribute '?(?P<name>\w+)'?")
 _OF_TYPE: Final = compile_lazily(r"type object '(?P<kind>[A-Z]\w*)' has no attribute '(?P<name>\w+)'")
 _OF_OBJECT: Final = compile_lazily(
-    r"'(?!NoneType\b|Namespace\b)(?P<kind>[A-Z]\w*)' object has no attribute '(?P<name>\w+)'"
+    r"'(?!NoneType\b|Namespace\b)(?P<kind>_?[A-Z]\w*)' object has no attribute '(?P<name>\w+)'"
 )
 _OF_PICKLE: Final = compile_lazily(
     r"Can't get attribute '(?P<name>\w+)' on <module '(?P<module>(?!__)\w[\w.]*)' from '[^']*(?:site|dist)-packages/"
@@ -234,29 +335,31 @@ def _of_attribute(raised: LoggedException) -> VersionMismatch | None:
         # What a setting names, and getattr() asks for, may be misspelt there.
         named, module = found["name"] in asker.code, found["module"]
         itself = "." in module or any(package_of(frame.path) == module for frame in raised.frames)
-        what = f"{module}.{found['name']}"
+        what, top = f"{module}.{found['name']}", module.partition(".")[0]
+        if any(not is_of_library(frame.path) and f"/{top}/" in f"/{frame.path}" for frame in raised.frames):
+            return None  # It lies in the script's own folder.
         return _lacks(what, module, asker, package, known, itself=named and itself) if package or named else None
     if found := _OF_TYPE.match(raised.message):
         if not package and f"{found['kind']}.{found['name']}" not in asker.code:
             return None
-        whose = f"{package} asks" if package else "The script asks"
     elif (found := _OF_OBJECT.match(raised.message)) and found["kind"] not in _WRAPPERS:
         # A class that lacks what is its own was not made to its end.
-        if package in ("", _TORCH) or not asker.code or f"self.{found['name']}" in asker.code:
+        unknown = package in ("", _TORCH) or not asker.code or f"self.{found['name']}" in asker.code
+        if unknown and not change_of(f"{found['kind']}.{found['name']}"):
             return None
-        whose = f"{package} asks"
     else:
         return None
     kind, name = found["kind"], found["name"]
     asked = _provider(kind, package)
     own = f"Unless {kind} is a class of your own, which lacks it, or not the one that belongs there."
     return VersionMismatch(
-        summary=f"{whose} {kind} for {name}, which {kind} hasn't got: {_unfit(package or 'the script', asked)}",
-        cause=f"{package or 'The script'} was written for another release of {asked or f'the package that {kind} is of'}. {own}",
+        summary=f"{_called_by(package)} asks {kind} for {name}, which {kind} hasn't got: {_unfit(package or 'the script', asked)}",
+        cause=f"{_called_by(package)} was written for another release of {asked or f'the package that {kind} is of'}. {own}",
         packages=tuple(each for each in (package, asked) if each) if asked or not package else _all_of(raised),
         asker=package,
         asked=asked,
         frame=asker,
+        lacking=f"{kind}.{name}",
         sought=kind if f"{kind}." in asker.code else "",
     )
 
@@ -278,7 +381,7 @@ def _lacks(
     of_python = other in stdlib_module_names
     if not package and not of_python and other not in known:
         return None
-    whose = package or "The script"
+    whose = _called_by(package)
     name = _PYTHON if of_python else other
     hidden = f" Unless the name is misspelt, or a file or folder of yours that is called {other} hides it."
     return VersionMismatch(
@@ -286,10 +389,11 @@ def _lacks(
         cause=f"{whose} was written for another release of {name}."
         + ("" if package and itself and not of_python else hidden),
         packages=tuple(each for each in (package, "" if of_python else other) if each),
-        asker="" if of_python else package,
-        asked="" if of_python else other,
+        asker=package,
+        asked=name,
         sure=bool(package) and itself and not of_python,
         frame=asker,
+        lacking=what,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import takewhile
 from sys import stdlib_module_names
 from typing import Final
 
@@ -310,10 +311,11 @@ _NOT_INSTALLED: Final = compile_lazily(
     r"|distributed/(?:distributed_c10d|run|rendezvous|device_mesh))\.py$)"
     rf"|^(?:\.{{3}}|\u2026|[<\[(]\.{{3}}[>\])])/?(?P<known>{_KNOWN})/"
     rf"|(?:^|/)(?P<checkout>{_KNOWN})/(?P=checkout)/"
+    r"|/modules/(?P<models>transformers_modules)/"
     r"|^(?P<cython>[A-Za-z]\w*)/(?:\w+/)*\w+\.(?:pyx|pxi)$"
 )
 """A package's file that lies elsewhere: torch built from its source, one of whose path the beginning was left out, of a package in the checkout of
-that name, or what Cython has compiled, which shows the path that it was built from."""
+that name, the code that a model of transformers brings along, or what Cython has compiled, which shows the path that it was built from."""
 PYTHON: Final = "Python"
 
 
@@ -337,7 +339,9 @@ def is_of_library(path: str) -> bool:
     return bool(found and (not found["module"] or found["module"] in stdlib_module_names))
 
 
-_PACKAGE: Final = compile_lazily(r".*/(?:site|dist)-packages/(?:[^/]+\.egg/)?(?P<name>[^/]+?)(?:\.pyc?)?(?:/|$)")
+_PACKAGE: Final = compile_lazily(
+    r".*/(?:(?:site|dist)-packages/(?:[^/]+\.egg/)?|modules/(?=transformers_modules/))(?P<name>[^/]+?)(?:\.pyc?)?(?:/|$)"
+)
 
 
 def package_of(path: str) -> str:
@@ -357,6 +361,34 @@ def library_of(path: str) -> str:
         return ""
     found = _NOT_INSTALLED.search(with_slashes(path))
     return package_of(path) or (next(filter(None, found.groups())) if found else PYTHON)
+
+
+def without_pythons(frames: Sequence[LogFrame]) -> list[LogFrame]:
+    """Drop the innermost calls that are within Python's own modules: who called those, handed them something."""
+    own = list(takewhile(lambda frame: library_of(frame.path) == PYTHON, reversed(frames)))
+    return list(frames[: len(frames) - len(own)])
+
+
+def raiser_of(raised: LoggedException) -> str:
+    """Name the package within which it was raised; "" where that is the script, or not known."""
+    inner = without_pythons(raised.frames)
+    return library_of(inner[-1].path) if inner else ""
+
+
+_HYDRAS: Final = "hydra/_internal/"
+
+
+def is_told_better_by(raised: LoggedException, outer: LoggedException) -> bool:
+    """Whether the exception that it led to says more: hydra only tried whether a name is there; or the same package caught what one of its own
+    lines raised, and put it into more words."""
+    if is_cut(outer) or is_told_above(outer):
+        return False
+    inner = without_pythons(raised.frames)
+    if inner and _HYDRAS in with_slashes(inner[-1].path):
+        return True
+    package, kin = raiser_of(raised), short_name(outer.exception).endswith(short_name(raised.exception))
+    same = package not in ("", "torch", PYTHON) and package == raiser_of(outer)
+    return same and (is_mistake(raised) or kin) and len(outer.message) > len(raised.message)
 
 
 # --- what is said before an exception, or beside it ---------------------------------------------------------------------

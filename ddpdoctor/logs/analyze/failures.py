@@ -27,6 +27,7 @@ from ddpdoctor.logs.exceptions import (
     is_of_parent,
     is_ordinary,
     is_passed_on,
+    is_told_better_by,
     is_within_launcher,
     may_be_caught,
     says_nothing,
@@ -239,7 +240,7 @@ def _root(chain: Sequence[LoggedException]) -> LoggedException:
     """Pick the first that says something, or the worker's own; a launcher says by the last what it could not do."""
     if len(chain) > 1 and is_within_launcher(chain[0]) and not is_of_launcher(chain[-1]):
         return chain[-1]
-    if len(chain) > 1 and says_nothing(chain[0]) and not is_cut(chain[1]):
+    if len(chain) > 1 and (is_told_better_by(*chain[:2]) or (says_nothing(chain[0]) and not is_cut(chain[1]))):
         return _root(chain[1:])
     return next(
         (
@@ -249,6 +250,11 @@ def _root(chain: Sequence[LoggedException]) -> LoggedException:
         ),
         chain[0],
     )
+
+
+def passed_over(raised: Iterable[LoggedException]) -> set[int]:
+    """The lines of exceptions of which another one of their chain tells more."""
+    return {exception.line.order for chain, _ in _chains(raised) for exception in chain[: chain.index(_root(chain))]}
 
 
 def _is_within(seen: SignMatch, chain: Sequence[LoggedException], until: int) -> bool:

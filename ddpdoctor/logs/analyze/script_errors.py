@@ -19,7 +19,16 @@ from ddpdoctor.knowledge.python_commands import python_of, versions_installed
 from ddpdoctor.knowledge.python_packages import PACKAGES
 from ddpdoctor.logs.analyze.error_meanings import Meaning, meaning_of
 from ddpdoctor.logs.analyze.failures import Failure
-from ddpdoctor.logs.exceptions import PYTHON, is_nested, is_of_launcher, library_of, short_name, with_slashes
+from ddpdoctor.logs.exceptions import (
+    PYTHON,
+    is_nested,
+    is_of_launcher,
+    library_of,
+    raiser_of,
+    short_name,
+    with_slashes,
+    without_pythons,
+)
 from ddpdoctor.logs.launch_failures import MissingKind, why_missing
 
 # --- whose fault it is --------------------------------------------------------------------------------------------------
@@ -77,7 +86,7 @@ def fault_of(raised: LoggedException, log: Log) -> BlamedCode:
     """Tell by its frames, its words and the ranks that raised it what the log shows of who is at fault."""
     if not raised.frames:
         return BlamedCode.UNKNOWN
-    inner = _without_pythons(raised.frames)
+    inner = without_pythons(raised.frames)
     if not inner and raised.own is None and _SCRIPTS_MODULE not in raised.message:
         return BlamedCode.UNKNOWN
     if not inner or not library_of(inner[-1].path):
@@ -118,21 +127,9 @@ def meaning_of_words(text: str, line: LogLine, log: Log) -> Meaning | None:
     return meaning_of(LoggedException(exception="", message=text, line=line, began=line), log)
 
 
-def _without_pythons(frames: Sequence[LogFrame]) -> list[LogFrame]:
-    """Drop the innermost calls that are within Python's own modules: who called those, handed them something."""
-    own = list(takewhile(lambda frame: library_of(frame.path) == PYTHON, reversed(frames)))
-    return list(frames[: len(frames) - len(own)])
-
-
 def _of_libraries(frames: Sequence[LogFrame]) -> list[LogFrame]:
     """List the innermost calls in a row that are no line of the script."""
     return list(takewhile(lambda frame: library_of(frame.path), reversed(frames)))
-
-
-def raiser_of(raised: LoggedException) -> str:
-    """Name the package within which it was raised; "" where that is the script, or not known."""
-    inner = _without_pythons(raised.frames)
-    return library_of(inner[-1].path) if inner else ""
 
 
 def is_surely_the_scripts(raised: LoggedException, log: Log) -> bool:
@@ -161,7 +158,7 @@ def fault_words(raised: LoggedException, log: Log) -> str:
             "No line of the script is in its traceback" if raised.frames else "No traceback tells where it was raised"
         )
         return f"{missing}: mostly it comes of a mistake in the script or its arguments; but a library may also have raised it about itself."
-    last = _without_pythons(raised.frames)[-1]
+    last = without_pythons(raised.frames)[-1]
     path = last.path.replace("\\", "/")
     within = f" in {last.function}" if last.function else ""
     place = (

@@ -8,10 +8,10 @@ from ddpdoctor.base.text import capital, clip, listed, one_line, plural, ranks_n
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.log import Log, LoggedException
 from ddpdoctor.knowledge.log_topics import LogTopic
-from ddpdoctor.logs.analyze.script_errors import BlamedCode, fault_of, module_missing, raiser_of, server_unreached
+from ddpdoctor.logs.analyze.script_errors import BlamedCode, fault_of, module_missing, server_unreached
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, misses_what_it_was_to_make
 from ddpdoctor.logs.diagnosis import HostVerdict, LogJudgement
-from ddpdoctor.logs.exceptions import is_cut
+from ddpdoctor.logs.exceptions import is_cut, raiser_of
 from ddpdoctor.logs.launch_failures import gives_up
 from ddpdoctor.logs.render.words import first_words, how_it_ended, more, named, place, quoted, who_first, within
 
