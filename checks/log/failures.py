@@ -215,7 +215,7 @@ def _how_it_ended(found: LogVerdict) -> tuple[Fix, ...]:
 
 def _traceback(log: Log, raised: LoggedException) -> tuple[Evidence, ...]:
     ended = _ended_as(log, raised)
-    said = (raised.line, *((ended.line,) if ended else ()))
+    said = (raised.line, *((raised.reason,) if raised.reason else ()), *((ended.line,) if ended else ()))
     return (*own_line(log, raised), *(Evidence(line.text.strip(), where(log, line)) for line in said))
 
 

@@ -12,8 +12,9 @@ from ddpdoctor.base.findings import Fix
 from ddpdoctor.base.log_signs import HEALTHY_RUNS, LogSign, SignRole
 from ddpdoctor.base.sign_files import SignFileError, make_signs, parse_sign_tables, read_tables
 from ddpdoctor.checks.catalogue import all_checks, packaged_signs
+from ddpdoctor.checks.python.version_changes import packaged_changes
 from ddpdoctor.logs.analyze.error_meanings import Meaning, packaged_meanings
-from tests.log_sign_files import make_meanings, read_all, read_meanings
+from tests.log_sign_files import make_changes, make_meanings, read_all, read_changes, read_meanings
 
 WRITTEN = """
 [parts]
@@ -163,3 +164,35 @@ def test_each_meaning_has_a_cause_a_fix_and_a_source() -> None:
     assert [
         meaning for meaning in packaged_meanings() if not (meaning.cause and meaning.fixes and meaning.source)
     ] == []
+
+
+CHANGE = """
+[[change]]
+package = "kitchen"
+names = ["kitchen.Kettle", "kitchen.Pot"]
+removed = "2.0"
+instead = "stove.{name}"
+source = "kitchen 1.9, 2.0"
+"""
+
+
+def test_what_the_program_reads_is_what_the_file_of_changes_says() -> None:
+    names = {name for row in read_changes()["change"] for name in row.names}
+    assert packaged_changes().keys() == names, "run: python -m tests.regenerate"
+
+
+def test_what_takes_a_names_place_has_its_last_part() -> None:
+    assert packaged_changes()["collections.Iterable"].instead == "collections.abc.Iterable"
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (CHANGE + CHANGE.replace("Pot", "Pan"), "kitchen.Kettle has 2 changes"),
+        (CHANGE.replace("removed", "added") + 'removed = "3"\n', "one of removed and added"),
+        (CHANGE.replace("package", "parcel"), "unknown field `parcel`"),
+    ],
+)
+def test_a_wrong_change_is_refused(text: str, error: str) -> None:
+    with pytest.raises(SignFileError, match=error):
+        make_changes(read_tables(text, "kitchen"), "kitchen")

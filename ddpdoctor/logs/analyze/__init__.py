@@ -3,6 +3,7 @@
 __all__ = [
     "endings",
     "error_meanings",
+    "failures",
     "false_positives",
     "good_runs",
     "kernel_kills",

@@ -52,7 +52,9 @@ _BELOW: Final = re.compile(
 )
 _PLACE_ALONE: Final = re.compile(r"\S+\.(?:cc|cpp|cuh?|h)(?:\(\d+\)|:\d+:?| \d+)$")
 """A place in C++, behind which spconv and others write what is wrong on a line of its own."""
-_ADVICE: Final = re.compile(r"(?:HINT|Hint|Reason|Caused by|full_key): \S")
+_ADVICE: Final = re.compile(
+    r"(?:HINT|Hint|Reason|Caused by|full_key): \S|\[Errno \d+\] |All the data files must have the same columns, "
+)
 _ON_ONE_LINE: Final = "(most recent call last):\\n"
 """Of a traceback that is whole within a string."""
 MAX_FRAMES: Final = 40
