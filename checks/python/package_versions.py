@@ -172,7 +172,7 @@ def _by_words(log: Log, seen: Sequence[SignMatch]) -> Finding:
     if told := _of_an_age(python, seen):
         summary, cause, fixes, packages = told
         return Finding.of(clip(summary, LONGEST_QUOTE), lines(log, seen), _see(python, packages), fixes, cause=cause)
-    wanted, found, numpy, file = (word(seen, name) for name in ("wanted", "found", "numpy", "file"))
+    wanted, found, numpy, file, kind = (word(seen, name) for name in ("wanted", "found", "numpy", "file", "kind"))
     if wanted:
         has = f", and {found} is installed" if found else ""
         summary = f"A package requires {wanted}{has}"
@@ -199,6 +199,10 @@ def _by_words(log: Log, seen: Sequence[SignMatch]) -> Finding:
                 (versions_installed(python, "ray"), f"{shlex.quote(python)} --version", "ray stop"),
             ),
         )
+    elif kind:
+        summary = f"transformers knows no model of type {kind}: most likely it is older than the model"
+        cause = "The model's config.json names its type, and the installed transformers has none of that name."
+        fixes = (_install(python, ("transformers",)),)
     elif file:
         summary = "The installed release can't read a file of the model: it is most likely older than the file"
         cause = "The file has an entry that this release of transformers or tokenizers doesn't know; newer releases wrote it."
@@ -213,7 +217,11 @@ def _by_words(log: Log, seen: Sequence[SignMatch]) -> Finding:
             ),
         )
     return Finding.of(
-        clip(summary, LONGEST_QUOTE), lines(log, seen), _see(python, _named(wanted, numpy, file)), fixes, cause=cause
+        clip(summary, LONGEST_QUOTE),
+        lines(log, seen),
+        _see(python, _named(wanted, numpy, file or kind)),
+        fixes,
+        cause=cause,
     )
 
 

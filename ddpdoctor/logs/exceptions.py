@@ -386,7 +386,8 @@ def is_told_better_by(raised: LoggedException, outer: LoggedException) -> bool:
     inner = without_pythons(raised.frames)
     if inner and _HYDRAS in with_slashes(inner[-1].path):
         return True
-    package, kin = raiser_of(raised), short_name(outer.exception).endswith(short_name(raised.exception))
+    package, name, others = raiser_of(raised), short_name(raised.exception), short_name(outer.exception)
+    kin = name != others and others.endswith(name)
     same = package not in ("", "torch", PYTHON) and package == raiser_of(outer)
     return same and (is_mistake(raised) or kin) and len(outer.message) > len(raised.message)
 
