@@ -12,7 +12,17 @@ from ddpdoctor.logs.analyze.endings import TELLS_OF_EVERY_END
 from ddpdoctor.logs.analyze.failures import Failure, FailureKind
 from ddpdoctor.logs.analyze.illness_traits import is_grave
 from ddpdoctor.logs.analyze.timeline import Timeline
-from ddpdoctor.logs.exceptions import ENDS_NOTHING, INFORMS, LEVEL, LOGGED, NAMED, is_bare, is_optional, short_name
+from ddpdoctor.logs.exceptions import (
+    ENDS_NOTHING,
+    INFORMS,
+    LEVEL,
+    LOGGED,
+    NAMED,
+    is_alike,
+    is_bare,
+    is_optional,
+    short_name,
+)
 from ddpdoctor.logs.launch_failures import STARTS_AGAIN, gives_up
 from ddpdoctor.logs.parse.error_words import ERROR_WORDS, speaks_of_error
 from ddpdoctor.logs.parse.exits import ANYBODY, RAY_TRAIN, SHELL
@@ -47,6 +57,8 @@ _ENDS_A_RUN: Final = compile_lazily(
     r"|CRITICAL|Assertion|Exception raised from|^[A-Za-z_][\w.]*(?:Error|Exception)(?::|$)"
 )
 """Words of an error by which a process ends, or a line of its traceback."""
+TIMES_OF_A_HANDLED_ONE: Final = 3
+"""Exceptions of one process that are alike, by which it shows that it handles them."""
 GONE_ON: Final = 5.0
 """Seconds after a failure at which a run that still writes has got over it."""
 MAX_LINES_OF_MESSAGE: Final = 5
@@ -104,7 +116,19 @@ def _enough(announced: str, last: str) -> int:
 
 def got_over(failure: Failure, course: Timeline) -> bool:
     """Whether its run got over it, as what announced it or a mere label lets expect."""
-    return _only_announced(failure, course) or _merely_labelled(failure, course)
+    return _only_announced(failure, course) or _merely_labelled(failure, course) or _is_raised_again(failure, course)
+
+
+def _is_raised_again(failure: Failure, course: Timeline) -> bool:
+    """Whether one process, as Ray labels its workers, raises the same over and over: it dies of one once."""
+    if failure.raised is None or not names_process(failure.line.host):
+        return False
+    alike = (
+        raised.times
+        for raised in course.log.raised
+        if raised.line.host == failure.line.host and is_alike(raised, failure.raised)
+    )
+    return sum(alike) >= TIMES_OF_A_HANDLED_ONE
 
 
 def _merely_labelled(failure: Failure, course: Timeline) -> bool:
