@@ -3,6 +3,7 @@ all. Pure."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence, Set
 from typing import Final
 
@@ -57,8 +58,8 @@ _ENDS_A_RUN: Final = compile_lazily(
     r"|CRITICAL|Assertion|Exception raised from|^[A-Za-z_][\w.]*(?:Error|Exception)(?::|$)"
 )
 """Words of an error by which a process ends, or a line of its traceback."""
-TIMES_OF_A_HANDLED_ONE: Final = 3
-"""Exceptions of one process that are alike, by which it shows that it handles them."""
+LINES_OF_ONE_END: Final = 20
+"""Within which a process may write its last exception for a second time, as its logger and Python do."""
 GONE_ON: Final = 5.0
 """Seconds after a failure at which a run that still writes has got over it."""
 MAX_LINES_OF_MESSAGE: Final = 5
@@ -120,15 +121,14 @@ def got_over(failure: Failure, course: Timeline) -> bool:
 
 
 def _is_raised_again(failure: Failure, course: Timeline) -> bool:
-    """Whether one process, as Ray labels its workers, raises the same over and over: it dies of one once."""
+    """Whether a process, as Ray labels its workers, raises the same over and over: it dies of one once, and others do what it does."""
     if failure.raised is None or not names_process(failure.line.host):
         return False
-    alike = (
-        raised.times
-        for raised in course.log.raised
-        if raised.line.host == failure.line.host and is_alike(raised, failure.raised)
-    )
-    return sum(alike) >= TIMES_OF_A_HANDLED_ONE
+    raised_at: dict[str, list[int]] = defaultdict(list)
+    for raised in course.log.raised:
+        if is_alike(raised, failure.raised):
+            raised_at[raised.line.host].append(raised.line.number)
+    return any(numbers[-1] - numbers[0] > LINES_OF_ONE_END for numbers in raised_at.values())
 
 
 def _merely_labelled(failure: Failure, course: Timeline) -> bool:

@@ -66,6 +66,9 @@ _LEAVES: Final = re.compile(
 )
 """Below a process's last word and an empty line, or what wandb sums up, a launcher says that one ended by itself, and wasn't cancelled."""
 
+_RAYS_COUNT: Final = re.compile(r" \[repeated \d{1,12}x across cluster\]\s*$")
+"""What Ray puts behind each line of which it leaves out those of other workers."""
+
 
 class Spot(NamedTuple):
     """The beginning of a line in the bytes at hand, and which line of the file it is."""
@@ -135,7 +138,7 @@ class LineJudge:
         return found
 
     def _without_prefix(self, piece: bytes) -> str:
-        text = piece.decode("utf-8", "replace")
+        text = _RAYS_COUNT.sub("", piece.decode("utf-8", "replace"))
         found = self._prefix.match(text) if self._prefix else None
         return text[found.end() :] if found else text
 
