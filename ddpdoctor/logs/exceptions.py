@@ -397,6 +397,8 @@ def is_told_better_by(raised: LoggedException, outer: LoggedException) -> bool:
 
 LAST_ERROR: Final = "Last error:"
 """What torch puts, on a line of its own, before NCCL's own word on an error of its."""
+IN_A_LOGGER: Final = "--- Logging error ---"
+"""What Python prints before the exception by which a logger itself failed, and before those which that one was to tell of."""
 ENDS_NOTHING: Final = compile_lazily(
     r"Exception ignored (?:in|on|while)\b|--- Logging error ---$|Error in atexit\._run_exitfuncs:"
     r"|(?:We expect that some modules will need time to support|.{0,80}modules must be compiled with) NumPy 2(?:\.0)?\.$"

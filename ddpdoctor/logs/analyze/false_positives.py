@@ -109,7 +109,7 @@ def may_be_of_one(one: LogLine, other: LogLine) -> bool:
 SHOULD_DUMP: Final = 'Failed to check the "should dump" flag on TCPStore'
 _DONE: Final = compile_lazily(
     r"(?i)\b(?:(?:training|run|job|all) (?:is |was )?"
-    r"(?:finished|done|completed?)|final (?:model|weights)|finished training|done training)\b"
+    r"(?:finished|done|completed?)|final (?:model|weights)|exits? successfully|finished training|done training)\b"
     r"(?!.{0,300}\b(?:epoch|step|iter|iteration|eval\w*|checkpoint)\b)"
 )
 """The last words of one who came to the end: whoever is a little slower then finds no store any more."""

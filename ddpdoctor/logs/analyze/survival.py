@@ -50,7 +50,7 @@ _BAD_END: Final = compile_lazily(
 _OF_TORCH: Final = compile_lazily(r"\[[WEF]\d{3,4} |Traceback|  |(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception)\b")
 """What a process writes as it ends."""
 _IN_A_SENTENCE: Final = compile_lazily(
-    r"(?!.*(?:[Uu]ncaught|[Uu]nhandled|[Tt]erminat|[Aa]bort|\b(?:ERROR|CRITICAL|FATAL)\b))[A-Za-z].{0,160}[\w)][:,;]? (?:[a-z]\w*\.)*\w*(?:Error|Exception): "
+    r"(?!.*(?:[Uu]ncaught|[Uu]nhandled|[Tt]erminat|[Aa]bort|\b(?:ERROR|CRITICAL|FATAL)\b))[A-Za-z].{0,160}[\w)\]][:,;]? (?:[a-z]\w*\.)*\w*(?:Error|Exception): "
 )
 """What a script says of an exception that it has caught: a traceback's own line begins with it, and a logger's level isn't an error."""
 _ENDS_A_RUN: Final = compile_lazily(

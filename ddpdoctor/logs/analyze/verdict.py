@@ -55,7 +55,7 @@ MAX_LINES_TO_LAUNCHER: Final = 2
 _TRIES_ON: Final = compile_lazily(r"(?:.{0,160}?[ :])?\[W[\d ]|.{0,200}? NCCL INFO .*, retrying$")
 """A warning of torch's, or NCCL's word on a try that another one follows."""
 _ENDS_BADLY: Final = compile_lazily(
-    r"(?i:\bexit(?:ed|ing)?(?: with)?[ _-](?:code|status)(?: is| was)?[ :=]{1,3}[1-9]\d{0,2}\W*$)|^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)$"
+    r"(?i:\bexit(?:ed|ing)?(?: with)?[ _-](?:code|status)(?: is| was)?[ :=]{1,3}[1-9]\d{0,2}\W*$)|\bFAILED \(exit (?:code )?[1-9]\d{0,2}\)|^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)$"
     r"|^Error executing job with overrides: \[|^(?:Error \w+ing|Failed to|Could not|Unable to) \S.{0,300}: \S"
 )
 WHY_LEAD: Final = "it is what failed first, and no sign of an illness is in it"

@@ -27,7 +27,7 @@ from ddpdoctor.facts.log import (
     SignMatch,
 )
 from ddpdoctor.knowledge.loader_messages import loader_fault
-from ddpdoctor.logs.exceptions import is_passed_on
+from ddpdoctor.logs.exceptions import IN_A_LOGGER, is_passed_on
 from ddpdoctor.logs.launch_failures import STARTS_AGAIN, attempt_of_file, may_start_again
 from ddpdoctor.logs.match.first_lines import FirstLines
 from ddpdoctor.logs.match.global_ranks import Fact, Placing, has_year
@@ -209,6 +209,9 @@ class GatheredLog:
         amended = msgspec.structs.replace(raised, **fields)
         if amended.chained:
             self._run_ends.led_on(raised)
+            if amended.announced.strip() == IN_A_LOGGER:
+                # The logger's own exception ends the chain: this one is what it was to tell.
+                amended = msgspec.structs.replace(amended, announced="")
         known = self._raised.get(self._alike(raised), [])
         if any(one is raised for one in known):
             known[:] = [one for one in known if one is not raised]

@@ -46,7 +46,7 @@ _FATAL_CODE: Final = r"(?P<code>-(?:4|6|7|8|9|11)|13[2-9]|247)(?!\d| \(pid|,? (?
 PARTS: Final = {
     "SIGNAL": rf"(?P<signal>{'|'.join(SIGNALS)})",
     "FATAL": _FATAL_CODE,
-    "COMMAND_NOT_OF_A_TOOL": rf"CalledProcessError: (?!{OF_A_TOOL})Command (?:(?!CalledProcessError: ).)*",
+    "COMMAND_NOT_OF_A_TOOL": rf"(?:CalledProcessError: |^)(?!{OF_A_TOOL})Command (?:(?!CalledProcessError: ).)*",
     "OF_A_CHILD": OF_A_CHILD,
 }
 """Parts of the patterns of `exits.signs.toml` beside its own. A command goes no further than to the next one, so that a line full of them

@@ -57,6 +57,7 @@ _ADVICE: Final = re.compile(
 )
 _ON_ONE_LINE: Final = "(most recent call last):\\n"
 """Of a traceback that is whole within a string."""
+_RAISES: Final = re.compile(r"raise (?P<name>[A-Za-z_][\w.]*(?:Error|Exception))\(")
 MAX_FRAMES: Final = 40
 """Of a traceback that are kept; half of them the outermost."""
 _GIVE_UP: Final = 4000
@@ -115,6 +116,10 @@ class Assembler:
         found = _EXCEPTION.match(text.strip())
         if found and self._is_exception(found["name"]):
             return self._raised(found["name"], found["message"] or "", line)
+        # Hooks of some trackers print neither the header nor the exception's name.
+        raises = _RAISES.match(self._frames[-1].code) if self._headless and self._frames else None
+        if raises and line.number == self._latest.number + 1:
+            return self._raised(raises["name"], text, line)
         self._others += 1
         self.given_up = self._headless
         return None
