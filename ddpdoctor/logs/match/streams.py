@@ -21,7 +21,7 @@ LOOK_AHEAD: Final = 200
 """Lines of the file in which a stream says nothing, after which nobody waits any more for a neighbour, or for a second exception."""
 MAX_OPEN: Final = 16
 """Tracebacks at once: of ranks whose lines nothing tells apart."""
-MAX_PENDING: Final = 64
+MAX_PENDING: Final = 16
 ENDS_AFTER: Final = 4
 """Other lines behind an exception after which none of its chain follows, unless its traceback says that it does."""
 CHAINED_WITHIN: Final = 60
