@@ -16,6 +16,7 @@ from ddpdoctor.base.text import human, listed, ranks_named
 from ddpdoctor.engine.log_traits import Particulars
 from ddpdoctor.facts.log import Log, LoggedException, LogLine, SignMatch
 from ddpdoctor.logs.analyze.sightings import word
+from ddpdoctor.logs.exceptions import is_in_replica
 
 OTHERS: Final = "gpu-memory-held-by-others"
 UNOWNED: Final = "gpu-memory-unowned"
@@ -224,7 +225,7 @@ def memory_of_ranks(seen: Sequence[SignMatch], log: Log) -> Particulars:
     """Say which ranks share a GPU."""
     full = _first(seen)
     if full is None:
-        return _two_gpus(seen)
+        return _two_gpus(seen, log)
     begin = f"Ranks share GPU {full.gpu}, out of memory"
     whose = _whose(begin, full, log, seen)
     if count := _count_sharing(full, seen[0].line, _on_one_gpu(log)):
@@ -233,21 +234,37 @@ def memory_of_ranks(seen: Sequence[SignMatch], log: Log) -> Particulars:
     return Particulars(whose, (_SET_DEVICE, *_to_see(full, seen)), of_everybody=True)
 
 
-def _two_gpus(seen: Sequence[SignMatch]) -> Particulars:
+def _two_gpus(seen: Sequence[SignMatch], log: Log) -> Particulars:
     """Of tensors on two GPUs nobody knows which ranks there are."""
     one, other = word(seen, "one"), word(seen, "other")
     if not (one and other):
         return Particulars()
+    no_buffer = Fix(
+        "What is no parameter goes along with model.to() and DataParallel as a buffer only",
+        ('self.register_buffer("anchors", anchors)   # in __init__',),
+    )
+    orders = {match.line.order for match in seen}
+    if any(raised.line.order in orders and is_in_replica(raised) for raised in log.raised):
+        return Particulars(
+            f"In a copy of the model that DataParallel made, tensors of {one} and {other} meet",
+            (
+                Fix(
+                    "Train with one process for each GPU, as DistributedDataParallel does, or let the process see one GPU",
+                    ("torchrun --nproc-per-node=NUMBER_OF_GPUS train.py ...", "export CUDA_VISIBLE_DEVICES=0"),
+                ),
+                no_buffer,
+            ),
+            "DataParallel copies the model to every GPU, and something in it stays on the one that it was made for: an attribute that is no buffer, a .cuda() with "
+            "a fixed number, a cache of the model's, or the hooks of a model that was loaded by device_map. transformers' Trainer takes DataParallel by itself "
+            "where one process sees several GPUs.",
+        )
     return Particulars(
         f"Tensors of {one} and {other} meet in one process",
         (
             Fix(
                 f"Look in the line that is shown for what was made or moved to {other}, or to a plain 'cuda', which is cuda:0: take the input's device (x.device)"
             ),
-            Fix(
-                "What is no parameter goes along with model.to() and DataParallel as a buffer only",
-                ('self.register_buffer("anchors", anchors)   # in __init__',),
-            ),
+            no_buffer,
             _SET_DEVICE,
         ),
         "A tensor was made on, or sent to, a fixed GPU: a .cuda() or device number in the script, an attribute that is no buffer, of which DataParallel makes no "

@@ -144,7 +144,16 @@ def exception_in(line: LogLine) -> LoggedException | None:
 def may_be_caught(raised: LoggedException) -> bool:
     """Whether somebody may have caught it: one that nobody caught goes back to the script's first line, or to that of `python -m`."""
     headless = "Traceback" not in raised.began.text
-    return bool(raised.frames) and raised.frames[0].function not in _OUTERMOST and not headless
+    return bool(raised.frames) and not _OUTERMOST.match(raised.frames[0].function) and not headless
+
+
+_REPLICAS: Final = "torch/nn/parallel/parallel_apply.py"
+"""Where DataParallel calls a replica of the model."""
+
+
+def is_in_replica(raised: LoggedException) -> bool:
+    """Whether it was raised in a copy of the model that DataParallel made for one of its GPUs."""
+    return any(with_slashes(frame.path).endswith(_REPLICAS) for frame in raised.frames)
 
 
 def is_optional(raised: LoggedException) -> bool:
@@ -291,7 +300,9 @@ def _is_distributed(raised: LoggedException) -> bool:
 # --- calls of the script's own ------------------------------------------------------------------------------------------
 
 
-_LIBRARIES: Final = compile_lazily(r"(?:^|/)(?:site-packages|dist-packages|lib(?:64)?/python\d[\d.]*)/|^<|/bin/[^/.]+$")
+_LIBRARIES: Final = compile_lazily(
+    r"(?:^|/)(?:site-packages|dist-packages|lib(?:64)?/python\d[\d.]*)/|^<(?!ipython-input|stdin>)|/bin/[^/.]+$"
+)
 _OF_WINDOWS: Final = compile_lazily(
     r"(?:^|/)(?:lib/(?P<module>\w+)|scripts/[^/]+(?:\.exe(?:/.*)?|-script\.py)$)", re.IGNORECASE
 )
@@ -409,7 +420,7 @@ _OF_A_PART: Final = compile_lazily(
     r"Exception in thread \S|Process [\w-]+-\d+(?::\d+)*:$|(?:Task|Future) exception was never retrieved"
 )
 """A thread, a task or a process of the script ends by it, and the script itself may go on."""
-_OUTERMOST: Final = ("<module>", "_run_module_as_main")
+_OUTERMOST: Final = compile_lazily(r"<module>$|_run_module_as_main$|<cell line: ")
 """Functions in which the main thread of a process begins."""
 LINES_OF_ANOTHER_RUN: Final = 6
 """Lines behind an exception that nobody caught, by which they are of another run: fewer, its own process may still write."""

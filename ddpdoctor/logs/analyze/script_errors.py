@@ -21,6 +21,7 @@ from ddpdoctor.logs.analyze.error_meanings import Meaning, meaning_of
 from ddpdoctor.logs.analyze.failures import Failure
 from ddpdoctor.logs.exceptions import (
     PYTHON,
+    is_in_replica,
     is_nested,
     is_of_launcher,
     library_of,
@@ -92,7 +93,7 @@ def fault_of(raised: LoggedException, log: Log) -> BlamedCode:
     if not inner or not library_of(inner[-1].path):
         return BlamedCode.SCRIPT
     kind, last = short_name(raised.exception), raised.frames[-1]
-    if _meaning(raised, log) or _REFUSED.match(raised.message):
+    if known_meaning(raised, log) or _REFUSED.match(raised.message):
         return BlamedCode.ARGUMENTS
     if _OF_ITSELF.search(raised.message) or is_nested(raised):
         return BlamedCode.LIBRARY
@@ -111,13 +112,9 @@ def fault_of(raised: LoggedException, log: Log) -> BlamedCode:
     return BlamedCode.ARGUMENTS if complains and hands_on else BlamedCode.LIBRARY
 
 
-_REPLICAS: Final = "torch/nn/parallel/parallel_apply.py"
-"""Where DataParallel calls a replica of the model."""
-
-
-def _meaning(raised: LoggedException, log: Log) -> Meaning | None:
+def known_meaning(raised: LoggedException, log: Log) -> Meaning | None:
     """Tell what it means; where it has no words itself, by those with which DataParallel passes it on."""
-    if not raised.message and any(with_slashes(frame.path).endswith(_REPLICAS) for frame in raised.frames):
+    if not raised.message and is_in_replica(raised):
         raised = msgspec.structs.replace(raised, message=f"Caught {short_name(raised.exception)} in replica")
     return meaning_of(raised, log)
 
@@ -148,7 +145,7 @@ def said_of(raised: LoggedException) -> str:
 
 def fault_words(raised: LoggedException, log: Log) -> str:
     """Say where it was raised, who called that, and what may be wrong; "" where it is the script's own line."""
-    if meaning := _meaning(raised, log):
+    if meaning := known_meaning(raised, log):
         return meaning.cause
     fault, package = fault_of(raised, log), raiser_of(raised)
     if fault is BlamedCode.SCRIPT or (fault is BlamedCode.ARGUMENTS and not package):
@@ -213,7 +210,7 @@ _SETTINGS: Final = compile_lazily(r"(?<![\w=])[A-Z][A-Z0-9_]{3,40}=[\w.:/-]+(?<!
 
 def fault_fixes(raised: LoggedException, log: Log) -> tuple[Fix, ...]:
     """Say what decides: what the message asks for itself, and which release it is of the package that raised it."""
-    if meaning := _meaning(raised, log):
+    if meaning := known_meaning(raised, log):
         return meaning.fixes
     if found := _fixes_of_a_missing_file(raised):
         return found
@@ -251,12 +248,21 @@ _OF_APEX: Final = (
     ),
 )
 _MISSING: Final = compile_lazily(r"No module named '(?P<module>[\w.]+)'")
+_NEEDED: Final = compile_lazily(
+    r"(?:\w{1,200} requires the (?:🤗 )?|This modeling file requires the following packages that were not found in your environment: )(?P<module>\w+)"
+    r"(?: library but it was not found in your environment\.|\. Run `pip install )"
+)
+"""What transformers says of a package that a class of its needs; it says that in words for people, not by the module's name."""
 
 
 def module_missing(raised: LoggedException) -> str:
     """Name the module that the exception says isn't there; "" for any other."""
     found = _MISSING.match(raised.message)
-    return found["module"] if found and short_name(raised.exception) == "ModuleNotFoundError" else ""
+    if found and short_name(raised.exception) == "ModuleNotFoundError":
+        return found["module"]
+    needed = _NEEDED.match(raised.message)
+    named = (needed["module"], needed["module"].lower()) if needed else ()
+    return next((module for module in named if module in PACKAGES), "")
 
 
 def missing_module_fixes(module: str, log: Log) -> tuple[Fix, ...]:

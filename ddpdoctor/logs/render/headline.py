@@ -8,7 +8,7 @@ from ddpdoctor.base.text import capital, clip, listed, one_line, plural, ranks_n
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.log import Log, LoggedException
 from ddpdoctor.knowledge.log_topics import LogTopic
-from ddpdoctor.logs.analyze.script_errors import BlamedCode, fault_of, module_missing, server_unreached
+from ddpdoctor.logs.analyze.script_errors import BlamedCode, fault_of, known_meaning, module_missing, server_unreached
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, misses_what_it_was_to_make
 from ddpdoctor.logs.diagnosis import HostVerdict, LogJudgement
 from ddpdoctor.logs.exceptions import is_cut, raiser_of
@@ -190,6 +190,10 @@ def outcome(judgement: LogJudgement) -> str:
             return "The script ended itself, and doesn't say why; what is new in this run may be the reason"
         if judgement.opinions and not judgement.opinions[0].suspect.sure:
             return _not_surely_the_scripts(verdict.raised, judgement.log)
+        if verdict.raised and known_meaning(verdict.raised, judgement.log):
+            return (
+                "What those words mean is told above; nothing else speaks of an illness of the machine or its packages"
+            )
         return "An ordinary error of the script; nothing speaks of an illness of the machine or its packages"
     if verdict.outcome is RunOutcome.EFFECTS_ONLY and cause:
         return f"The log doesn't name the cause; {cause.finding.place} does"
