@@ -91,6 +91,8 @@ def _trains_on(one: SignMatch, log: Log) -> bool:
     return trains_behind(one.line, log) and not _NO_STEP.search(log.steps.text)
 
 
+_AT_FIRST: Final = compile_lazily(r"(?i)\b(?:initial|starting)[ _](?:train(?:ing)?[ _])?loss\b")
+"""The loss before any step."""
 _OF_NAN: Final = compile_lazily(r"(?i)\bnan\b|isnan|is_?finite|infinity|invalid numeric|boxes1\[:, 2:\] >= ")
 """An exception's words, or the line that raises it, on numbers that are none; generalized_box_iou's, of the boxes that DETR's model gives."""
 
@@ -140,6 +142,16 @@ def nan_loss(log: Log, seen: Sequence[SignMatch]) -> Finding:
     names the operation. `ddpdoctor smoke` checks whether the ranks' sums are right.
     """
     function = word(seen, "function")
+    if function == "" and any(_AT_FIRST.search(match.line.text) for match in seen):
+        return Finding.of(
+            "The loss is NaN from the first value on",
+            Fix(
+                "Look for what is no number before the first step: torch.isfinite(x).all() on the inputs and targets, and on each parameter"
+            ),
+            Fix("Then for a division by zero, or a logarithm or root of zero, in the loss itself"),
+            cause="No step was taken yet, so no learning rate is to blame: an input, a target or an initial weight is NaN or infinite, or the loss "
+            "divides by zero for them.",
+        )
     bf16 = Fix("Train in bf16, not fp16, on GPUs from Ampere on: it has the range of float32, and needs no loss scale")
     return Finding.of(
         _how_it_shows(seen, function),

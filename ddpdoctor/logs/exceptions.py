@@ -118,6 +118,9 @@ BEGINNING: Final = 40
 """Characters of a message that tell what it is about."""
 _RAISES_WORDS: Final = compile_lazily(r"raise [\w.]+\((?!\)|[rbu]*['\"])")
 """Words that were gathered: a sentence that stands in the code is the exception's own."""
+_RAISES_STDERR: Final = compile_lazily(r"raise [\w.]+\(.{0,300}\bstderr\b")
+"""The message is all that a program, which the script started, wrote of its own failure."""
+_MAX_LINES_OF_STDERR: Final = 200
 _MAX_LINES_TO_MESSAGE: Final = 8
 """Lines from an exception to the traceback that is its message."""
 
@@ -127,10 +130,13 @@ def is_passed_on(raised: LoggedException, behind: LoggedException) -> bool:
     on another line."""
     if _FROM_A_WORKER.search(raised.message):
         return True
-    near = 0 < behind.began.number - raised.line.number <= _MAX_LINES_TO_MESSAGE
     alone = not raised.message or raised.line.text.rstrip(": ").endswith(raised.exception)
-    words = bool(raised.frames) and alone and bool(_RAISES_WORDS.match(raised.frames[-1].code))
-    return near and words and not (is_cut(raised) or is_from_outside(raised) or is_of_launcher(raised))
+    code = raised.frames[-1].code if raised.frames else ""
+    apart = behind.began.number - raised.line.number
+    near = 0 < apart <= _MAX_LINES_TO_MESSAGE
+    told = 0 < apart <= _MAX_LINES_OF_STDERR and bool(_RAISES_STDERR.match(code))
+    words = near and alone and bool(_RAISES_WORDS.match(code))
+    return (words or told) and not (is_cut(raised) or is_from_outside(raised) or is_of_launcher(raised))
 
 
 def exception_in(line: LogLine) -> LoggedException | None:

@@ -121,6 +121,11 @@ def same_process(one: ProcessExit, other: ProcessExit) -> bool:
     return False
 
 
+def is_same_host(one: str, other: str) -> bool:
+    """Whether two names are of one host: torchrun knows it by its whole name, srun by the first part of that."""
+    return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
+
+
 def _beside(one: ProcessExit, other: ProcessExit) -> bool:
     """Whether one host's launcher says both: its table has the host's own name, or localhost, its lines that of a label or file."""
     return one.line.file == other.line.file and one.line.host == other.line.host != ""

@@ -278,7 +278,9 @@ def _is_behind_rows(seen: SignMatch, chain: Sequence[LoggedException], exits: Se
 def _is_about(line: LogLine, exited: ProcessExit, others: Sequence[ProcessExit]) -> bool:
     """Whether a line stands in the launcher's words on the end of that process."""
     near = line.file == exited.line.file and 0 <= line.number - exited.line.number <= MAX_LINES_ABOUT_EXIT
-    return near and not _tells_between(others, exited.line, line)
+    # A progress bar leaves its line open, and the launcher writes behind what it showed before.
+    within = line.number > exited.line.number or line.text == exited.line.text
+    return near and within and not _tells_between(others, exited.line, line)
 
 
 def _tells_between(exits: Sequence[ProcessExit], after: LogLine, until: LogLine) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from ddpdoctor.logs.analyze.endings import is_same_host
 from ddpdoctor.logs.analyze.failures import Failure, FailureKind, is_of
 from ddpdoctor.logs.analyze.illness_traits import is_about_others, is_certain, is_grave
 from ddpdoctor.logs.analyze.rules import LogRule
@@ -35,7 +36,7 @@ def _says_less(failure: Failure, course: Timeline) -> bool:
     first = [
         process_exit
         for process_exit in course.first
-        if process_exit.line.file == exited.line.file and process_exit.host == exited.host
+        if process_exit.line.file == exited.line.file and is_same_host(process_exit.host, exited.host)
     ]
     spoke = [follower for follower in course.own if not (course.outlived(follower) or got_over(follower, course))]
     return any(is_of(follower.line, process_exit) for follower in spoke for process_exit in first)

@@ -31,6 +31,8 @@ MOST_HELD_BACK: Final = 4 * 8192
 """Characters: several times what Python's buffer of a file takes, since they are estimated by the last lines."""
 LINES_OF_A_MESSAGE: Final = 8
 """Lines behind an exception within which another process's begins that is its message."""
+LINES_OF_A_ROW: Final = 16
+"""Lines from torchrun's exception to the end of a rank in its table, or from one rank to the next."""
 BARS: Final = 10
 MAX_UNSURE: Final = 64
 """Ends of which there are only an illness's words: the last ones are kept."""
@@ -147,6 +149,8 @@ class RunEnds:
             self._add(RunEnd(number, number, alone=False, job=job[1], time=seconds_of(job) if job["clock"] else None))
         elif exited.said_by == SAYS_IT_LAST and exited.exit_code and not exited.told_to:
             self._add(RunEnd(number, number, alone=False, time=exited.line.time))
+        elif self._ends and not self._ends[-1].alone and 0 < number - self._ends[-1].over <= LINES_OF_A_ROW:
+            self._ends[-1] = self._ends[-1]._replace(over=number)  # torchrun's table, below its exception
         elif exited.said_by == SHELL and exited.exit_code:
             self._add(RunEnd(number, number, silent=True))
 
@@ -194,7 +198,10 @@ class RunEnds:
             # A launcher has ended all of its ranks before, who can't flush what they have held back.
             of_launcher = not (end.alone or end.job)
             begins = _first_between(end, later, self._again) if of_launcher else _begins_behind(end, later, begun)
-            if begins := at_once.get(end, begins):
+            begins = at_once.get(end, begins)
+            if begins and later is None and of_launcher and file.lines - begins.number < MIN_LINES:
+                continue
+            if begins:
                 yield begins.number - 1
             elif later is None:
                 if end.sure and self._goes_on(end, file, latest, trains):

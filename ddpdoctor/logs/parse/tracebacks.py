@@ -102,7 +102,7 @@ class Assembler:
         if self._lines > _GIVE_UP:
             self.given_up = True
             return None
-        if not text.strip():
+        if not text.strip() or _ROW.match(text):
             return None
         if text.lstrip().startswith(_BOX):
             self._in_a_box(text.strip())
@@ -110,8 +110,9 @@ class Assembler:
             return None
         # Where a paste has lost its indentation, the code stands right behind its frame.
         if _width(text) > self._indent or (self._ends_in_frame and self._latest.text.startswith(FRAME)):
-            self._code(text)
-            self._own_line(line)
+            if not self._others:
+                self._code(text)
+                self._own_line(line)
             return None
         found = _EXCEPTION.match(text.strip())
         if found and self._is_exception(found["name"]):
