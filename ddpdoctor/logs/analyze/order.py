@@ -23,7 +23,10 @@ ANY_EXCEPTION: Final = 1
 def _says_less(failure: Failure, course: Timeline) -> bool:
     """Whether it is a launcher's mere word that a rank ended, of which there is no other word, as on whatever exception, beside one that the same
     launcher saw end first, and that says why; or beside another rank that raised something before: mostly all raise the same, and the log has
-    it of one."""
+    it of one. Or whether it is the name alone of an exception whose words stand in a traceback that is mixed with its own."""
+    if failure.raised and not (failure.raised.message or failure.signs):
+        same = (other for other in course.own if other.raised and other.raised.exception == failure.raised.exception)
+        return any(other.signs and _are_mixed(other, failure) for other in same)
     exited = failure.exited
     if exited is None or exited.error or failure.signs or exited.exit_code != ANY_EXCEPTION:
         return False

@@ -177,8 +177,12 @@ class Assembler:
             self._own = with_code
 
     def _raised(self, name: str, message: str, line: LogLine) -> LoggedException:
+        name = _TWICE.sub(r"\1", name)
+        while name and message.startswith(name):
+            # Of several processes that wrote at the same moment, one's words stand behind the names of all.
+            message = message[len(name) :].removeprefix(":").lstrip()
         return LoggedException(
-            exception=_TWICE.sub(r"\1", name),
+            exception=name,
             message=message.strip(),
             line=line,
             began=self.began,
