@@ -172,11 +172,14 @@ def _of_attempt(log: Log, catalogue: Catalogue) -> LogVerdict:
     if len(standing) < len(failures):
         failures, course = standing, Timeline(log, standing, catalogue)
     fallen = any(failure.is_effect for failure in failures)
+    # Who cancels a job for no other reason has mostly seen that it hangs.
+    hung = any(failure.effects for failure in failures)
     own = [
         failure
         for failure in failures
         if not failure.is_effect
         and not (fallen and weight(failure, course) == MERE_HINT)
+        and not (hung and failure.exited and failure.is_from_outside and not failure.exited.error)
         and not _breaks_off_behind_an_effect(failure, failures)
     ]
     effects = tuple(seen for failure in failures for seen in failure.effects)
