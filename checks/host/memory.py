@@ -128,6 +128,11 @@ def _raise_limit(container: Maybe[Container], environment: Maybe[Environment], w
 
 _HARDLY_ANY_HOST_HAS: Final = 1024 * GIB
 _UNITS: Final = {"KiB": 1024, "MiB": MIB, "GiB": GIB, "TiB": 1024 * GIB, "PiB": 1024**2 * GIB, "EiB": 1024**3 * GIB}
+_IN_PIECES: Final = Fix(
+    "If it is to be so large: map the file in the place of reading it (np.load(file, mmap_mode='r')), work on pieces, or take a smaller type; and "
+    "see how much is free on that host, and whether there is a limit",
+    ("free -g; ulimit -v",),
+)
 
 
 def _one_request(seen: Sequence[SignMatch], log: Log) -> Particulars:
@@ -152,13 +157,6 @@ def _one_request(seen: Sequence[SignMatch], log: Log) -> Particulars:
         "concatenate, a cast to float64) make a second one.",
         of_everybody=True,
     )  # fmt: skip
-
-
-_IN_PIECES: Final = Fix(
-    "If it is to be so large: map the file in the place of reading it (np.load(file, mmap_mode='r')), work on pieces, or take a smaller type; and "
-    "see how much is free on that host, and whether there is a limit",
-    ("free -g; ulimit -v",),
-)
 
 
 @check(

@@ -161,12 +161,8 @@ _OF_HYDRA: Final = compile_lazily(r"Error executing job with overrides: |\s*$")
 def _whole(seen: SignMatch) -> str:
     """Its line, with the next one where it announces that; of hydra's last line those before it, which say what went wrong."""
     text = seen.line.text.strip()
-    if (
-        told := [line.text.strip() for line in seen.before if not _OF_HYDRA.match(line.text)]
-        if seen.sign == HYDRA
-        else []
-    ):
-        return " ".join(told)
+    if seen.sign == HYDRA and (told := [line.text for line in seen.before if not _OF_HYDRA.match(line.text)]):
+        return " ".join(map(str.strip, told))
     below = seen.after[0].text.strip() if text.endswith(":") and seen.after else ""
     return f"{text} {below}".rstrip()
 

@@ -58,6 +58,10 @@ _ENDS_BADLY: Final = compile_lazily(
     r"(?i:\bexit(?:ed|ing)?(?: with)?[ _-](?:code|status)(?: is| was)?[ :=]{1,3}[1-9]\d{0,2}\W*$)|\bFAILED \(exit (?:code )?[1-9]\d{0,2}\)|^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)$"
     r"|^Error executing job with overrides: \[|^(?:Error \w+ing|Failed to|Could not|Unable to) \S.{0,300}: \S"
 )
+_PRODUCT: Final = compile_lazily(
+    r"(?i)\[Errno 2\] No such file or directory: .{0,4000}(?:checkpoint|ckpt|weights|models?\b|outputs?\b|results?\b|\.(?:pth?|safetensors|bin)\b)"
+)
+"""A file, or a folder, that a training makes."""
 WHY_LEAD: Final = "it is what failed first, and no sign of an illness is in it"
 WHY_ANNOUNCED: Final = "its process went on after it, and nothing else in this log says why the run failed"
 WHY_LOST: Final = "a rank ended without a word, and this is what the others say of it"
@@ -137,12 +141,6 @@ def verdict_of(log: Log, catalogue: Catalogue) -> LogVerdict:
     return msgspec.structs.replace(
         last, elsewhere=tuple(log_verdict for log_verdict in found if log_verdict.attempt != last.attempt)
     )
-
-
-_PRODUCT: Final = compile_lazily(
-    r"(?i)\[Errno 2\] No such file or directory: .{0,4000}(?:checkpoint|ckpt|weights|models?\b|outputs?\b|results?\b|\.(?:pth?|safetensors|bin)\b)"
-)
-"""A file, or a folder, that a training makes."""
 
 
 def misses_what_it_was_to_make(verdict: LogVerdict, earlier: LogVerdict) -> bool:

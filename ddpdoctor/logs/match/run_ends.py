@@ -40,6 +40,7 @@ AT_ONCE: Final = 4
 """Lines behind an end within which the file begins again where somebody starts the next run at once."""
 TWICE: Final = 2
 FAR_MORE: Final = 4
+"""Times as many lines as may have been held back, and steps among them: no job goes on so for long that has lost a rank."""
 MIN_LINES: Final = 10
 """Behind the last beginning; fewer may be those of another rank, which waits for those that are gone."""
 LASTING: Final = 120.0
@@ -71,6 +72,7 @@ _STEP_OF_JOB: Final = re.compile(r"\bStepId=(\d{1,12})(?!\d)")
 _JOB: Final = re.compile(
     r"\*\*\* (?:STEP|JOB) (\d{1,12})(?!\d)[^*]{0,200} CANCELLED AT (?:(?P<date>\d{4}-\d\d-\d\d)T(?P<clock>\d\d:\d\d:\d\d)(?P<part>))?"
 )
+"""Slurm tells no part of a second."""
 
 
 class RunEnd(NamedTuple):

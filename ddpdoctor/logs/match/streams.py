@@ -22,6 +22,7 @@ LOOK_AHEAD: Final = 200
 MAX_OPEN: Final = 16
 """Tracebacks at once: of ranks whose lines nothing tells apart."""
 MAX_PENDING: Final = 16
+"""Sightings of a stream, for each second text that they wait for: of more the first and the last ones."""
 ENDS_AFTER: Final = 4
 """Other lines behind an exception after which none of its chain follows, unless its traceback says that it does."""
 CHAINED_WITHIN: Final = 60
